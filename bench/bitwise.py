@@ -77,7 +77,8 @@ def compare(name: str, steps: int, device: str) -> dict[str, Any]:
     ours = trained(twin, data)
     again = trained(copy.deepcopy(plain), data)
     expected = trained(plain, data)
-    stats: Any = gistkit.report(twin).stats
+    found: Any = gistkit.report(twin)
+    stats = found.stats
     differs = _first_difference(expected, ours)
     return {
         "kind": "bitwise",

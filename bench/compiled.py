@@ -3,20 +3,27 @@
     python -m bench.compiled --out bench/results/NAME.jsonl [--models resnet50,gpt2] [--confs bf16,fp32] [--max-s 500]
 
 ``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
-kept bytes are the model's own. A row's ``step_ms`` is a run of steps without a synchronisation among them, by their
-number, ``host_ms`` what the host takes to issue one, ``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the
-step began with; ``cold_s`` the first step with empty caches of Inductor, ``warm_s`` the first step of the same model
-compiled again from them. ``equal`` counts the gradients, and the loss, that are in every bit those of the row's
-``reference``, both from the same weights and batch. ``--mode reduce-overhead`` compiles with CUDA graphs. ``--device
-cpu`` tries it out. A row that ``--out`` holds already is not run again.
+kept bytes are the model's own. Columns of a row:
+
+* ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
+* ``host_ms``: what the host takes to issue a step.
+* ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
+* ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
+* ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
+  same weights and batch.
+
+``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds is not
+run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import gc
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -42,7 +49,7 @@ MODELS = (
 )  # fmt: skip
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
-WARM_UP, TIMED, HOST_STEPS = 5, 20, 4
+WARM_UP, TIMED, RUNS, HOST_STEPS = 5, 10, 3, 4
 SLEEP_CYCLES = 2_000_000_000
 
 
@@ -145,7 +152,8 @@ class Run:
         """Steps that do not wait for each other, and the host's share of one."""
         for _ in range(WARM_UP):
             self.step()
-        found = {"step_ms": 1e3 * self.seconds(lambda: [self.step() for _ in range(self.steps)]) / self.steps}
+        runs = [self.seconds(lambda: [self.step() for _ in range(self.steps)]) for _ in range(RUNS)]
+        found = {"step_ms": 1e3 * statistics.median(runs) / self.steps}
         self.drain()
         if self.device == "cuda":
             torch.cuda._sleep(SLEEP_CYCLES)
@@ -171,6 +179,17 @@ class Run:
 
 
 @contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """While this is open, no other process with the same lock is in here."""
+    if lock is None:
+        yield
+        return
+    with open(lock, "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
 def fresh_caches() -> Iterator[None]:
     """An empty folder for Inductor's caches."""
     name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
@@ -188,8 +207,9 @@ def row_of(name: str, conf: str, variant: Variant, options: argparse.Namespace) 
         torch._dynamo.reset()
         first = Run(name, conf, variant, options)
         found: dict[str, Any] = {"cold_s": first.seconds(lambda: first.step(update=False))}
-        bits = first.bits()
-        found |= first.times() | first.memory()
+        with alone(options.lock):
+            bits = first.bits()
+            found |= first.times() | first.memory()
         if options.warm:
             torch._dynamo.reset()
             again = Run(name, conf, variant, options)
@@ -216,6 +236,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=0, help="instead of the configuration's")
     parser.add_argument("--image", type=int, default=224)
     parser.add_argument("--steps", type=int, default=TIMED)
+    parser.add_argument("--lock", type=Path, help="file; who has the same one measures one after the other")
     parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
     return parser.parse_args(argv)

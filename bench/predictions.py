@@ -55,9 +55,9 @@ class Case(NamedTuple):
     budget: str
 
 
-def images(rows: int, side: int = 224) -> Batch:
+def images(rows: int, side: int = 224, classes: int = CLASSES) -> Batch:
     """Noise and labels."""
-    return torch.randn(rows, 3, side, side), torch.randint(CLASSES, (rows,))
+    return torch.randn(rows, 3, side, side), torch.randint(classes, (rows,))
 
 
 def tokens(rows: int, length: int = 256) -> Batch:
@@ -65,12 +65,22 @@ def tokens(rows: int, length: int = 256) -> Batch:
     return torch.randint(TOKENS, (rows, length)), torch.randint(TOKENS, (rows, length))
 
 
+def of_zoo(name: str, classes: int = CLASSES, side: int = 224) -> Callable[[], nn.Module]:
+    """A network of the zoo."""
+    return lambda: zoo.load(name, num_classes=classes, image_size=side)
+
+
 CASES = {
-    "resnet50": Case(lambda: zoo.load("resnet50", num_classes=CLASSES, image_size=224), images, 128, "40%"),
-    "vgg16": Case(lambda: zoo.load("vgg16", num_classes=CLASSES, image_size=224), images, 128, "60%"),
+    "resnet50": Case(of_zoo("resnet50"), images, 128, "40%"),
+    "vgg16": Case(of_zoo("vgg16"), images, 128, "60%"),
     "densenet121": Case(densenet121, images, 64, "50%"),
     "transformer": Case(Transformer, tokens, 32, "60%"),
+    "vgg19": Case(of_zoo("vgg19"), images, 256, "12GiB"),
+    "vgg416": Case(of_zoo("vgg416"), images, 32, "12GiB"),
+    "resnet1202": Case(of_zoo("resnet1202", 10, 32), lambda rows: images(rows, 32, 10), 138, "12GiB"),
 }
+USUAL = tuple(CASES)[:4]
+"""What is run unless ``--models`` names others, which the papers' tables ask for."""
 
 
 class Words(NamedTuple):
@@ -245,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench.predictions", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
-    parser.add_argument("--models", default=",".join(CASES))
+    parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(CASES)}")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--rows", type=int, default=0, help="of the batch, in place of each case's own")
     parser.add_argument("--budgets", default="", help="in place of each case's own: 12GiB or 60%%,40%%,25%%")

@@ -3,7 +3,7 @@
 ``model = gistkit.compress(model)`` is bit-exact; ``lossy="fp8"`` adds delayed precision reduction. See README.md.
 """
 
-from gistkit import functional, nn, policies, zoo
+from gistkit import callbacks, functional, nn, policies, zoo
 from gistkit.api import Fidelity, Profile, fidelity, measure, plan, profile
 from gistkit.capture import capture
 from gistkit.compiled import compile
@@ -15,7 +15,6 @@ from gistkit.errors import (
     CompressError,
     DataError,
     GistError,
-    KernelError,
     MeasureError,
     ModelError,
     PlanError,
@@ -42,7 +41,6 @@ __all__ = [
     "Fidelity",
     "GistError",
     "Hardware",
-    "KernelError",
     "LiveBytes",
     "MeasureError",
     "ModelError",
@@ -53,6 +51,7 @@ __all__ = [
     "Report",
     "SavedGraph",
     "StepTimes",
+    "callbacks",
     "capture",
     "compile",
     "compress",

@@ -118,7 +118,3 @@ class DataError(GistError):
 
 class ModelError(GistError):
     """A network is none that can be trained on labelled images: says what its forward must return and what it did."""
-
-
-class KernelError(GistError):
-    """A kernel cannot run on the device at hand."""

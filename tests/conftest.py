@@ -1,8 +1,7 @@
 """What every test runs under: fixed seeds, deterministic algorithms, NaN in every `torch.empty`, and its own process.
 
 The kernels behind `@triton.jit` are either interpreted or compiled, decided at import: tests/interpret needs
-TRITON_INTERPRET=1, tests/aot needs it unset, and tests/gpu needs a CUDA device. scripts/test runs each folder where it
-belongs.
+TRITON_INTERPRET=1, tests/aot needs it unset, and tests/gpu needs a CUDA device. scripts/test runs the first by itself.
 """
 
 import gc
@@ -23,7 +22,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 # Per folder: its mark, whether its tests can run in this process, and why not.
 FOLDERS = {
     "interpret": ("interpret", INTERPRETED, "needs TRITON_INTERPRET=1 (scripts/test runs this folder by itself)"),
-    "aot": ("aot", not INTERPRETED, "needs TRITON_INTERPRET unset (scripts/test runs this folder by itself)"),
+    "aot": ("aot", not INTERPRETED, "needs TRITON_INTERPRET unset"),
     "gpu": ("gpu", torch.cuda.is_available(), "needs a CUDA device"),
 }
 
@@ -46,7 +45,9 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """What is imported by now stays to the end. Frozen, no collection of garbage looks at it again: tests that count
-    live bytes ask for one a step, of 0.2 to 0.4 s without."""
+    live bytes ask for one a step, of 0.2 to 0.4 s without. Interpreted kernels take no step."""
+    if INTERPRETED:
+        return
     import torch._dynamo  # noqa: F401 (else the first step would import it)
 
     gc.collect()
@@ -63,6 +64,16 @@ def own_cache(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GISTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def short_search(request):
+    """`optimal` gives up after 20 vain kicks in place of 200 where plans are made to be carried out or shown: they fit
+    and have all kinds of moves. How fast they are is asked in the other rooms."""
+    if request.path.relative_to(TESTS).parts[0] in ("api", "commands", "runtime"):
+        from gistkit.planning.policies.optimal import search
+
+        request.getfixturevalue("monkeypatch").setattr(search, "PATIENCE", 20)
 
 
 @pytest.fixture(autouse=True)

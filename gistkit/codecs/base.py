@@ -95,8 +95,8 @@ class Encoded:
         """The same encoding over another payload: copies of its tensors, or none for its geometry alone. The spill is
         the same memory, not a copy."""
         made = Encoded.__new__(Encoded)
-        for name in ("codec", "shape", "stride", "dtype", "numel", "nonzeros"):
-            setattr(made, name, getattr(self, name))
+        made.codec, made.shape, made.stride = self.codec, self.shape, self.stride
+        made.dtype, made.numel, made.nonzeros = self.dtype, self.numel, self.nonzeros
         made.extra = self.extra if extra is None else extra
         _, pending, spill = self._state
         made._state = (payload, pending, spill)

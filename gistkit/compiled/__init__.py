@@ -6,3 +6,4 @@ from gistkit.compiled.moves import Settings
 from gistkit.compiled.partitioner import cut
 from gistkit.compiled.record import GraphRecord, Kept
 from gistkit.compiled.split import Pair
+from gistkit.compiled.traced import records_of as records_of_traced

@@ -45,11 +45,6 @@ def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict
     return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
 
 
-def inductor_options() -> set[str]:
-    """The names that ``torch.compile(options=...)`` takes for Inductor."""
-    return set(private("torch._inductor.config", "get_config_copy")())
-
-
 @cache
 def operators() -> Any:
     """The partitioner's table of operators: ``is_view(node)``, ``is_fusible(node)``, ``is_compute_intensive(node)``."""
@@ -103,6 +98,23 @@ def joint_flags(node: fx.Node) -> bool:
 def outputs_of(graph: fx.Graph) -> list[Any]:
     """What a graph returns, flat."""
     return tree_leaves(graph.output_node().args[0])
+
+
+def tracing_context() -> Any:
+    """What belongs to the graph that is being traced or compiled; None outside of both."""
+    return private("torch._guards", "TracingContext").try_get()
+
+
+def set_partitioner(made: Any) -> None:
+    """Make a partitioner the one of all compilations from now on. Raises CompileError where another one is set."""
+    config = importlib.import_module("torch._inductor.config")
+    found = private("torch._inductor.config", "custom_partitioner_fn")
+    if found is not None and type(found) is not type(made):
+        raise CompileError(
+            f"compile: torch._inductor.config.custom_partitioner_fn must be None for a compressed model, got {found!r};"
+            " unset it, or call gistkit.restore(model)"
+        )
+    config.custom_partitioner_fn = made  # type: ignore[attr-defined]
 
 
 def frame() -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from gistkit.compiled import compat
+from gistkit.compiled import compat, record, traced
 from gistkit.compiled.moves import Settings
 from gistkit.compiled.partitioner import cut, sources
 
@@ -33,3 +33,24 @@ class Partitioner(compat.partitioner_base()):
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """(forward, backward)."""
         return cut(gm, joint_inputs, self.settings, **kwargs)
+
+
+class ForTraced(compat.partitioner_base()):
+    """Cuts graphs of compressed models (:mod:`gistkit.compiled.traced`) as those ask, others as PyTorch does."""
+
+    def uuid(self) -> Any:
+        """As :meth:`Partitioner.uuid`; graphs without a compressed model are told apart by that alone."""
+        settings = traced.settings_in_force()
+        return "plain" if settings is None else Partitioner(settings).uuid()
+
+    def __call__(
+        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """(forward, backward)."""
+        settings = traced.settings_in_force()
+        if settings is None:
+            return compat.min_cut(gm, joint_inputs, **kwargs)
+        with record.collected() as found:
+            made = cut(gm, joint_inputs, settings, **kwargs)
+        traced.remember(found)
+        return made

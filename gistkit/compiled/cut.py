@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from gistkit.compiled.flow import FREE, UNKEPT, Flow, Value
 
@@ -62,6 +60,9 @@ def cheapest(
 
 def _sink_side(edges: list[tuple[int, int, int]], source: int, sink: int) -> np.ndarray:
     """Whether each vertex is behind the minimum cut that is nearest to the sink."""
+    from scipy.sparse import csr_array  # not at the import of gistkit
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     rows, columns, capacities = np.array(edges, dtype=np.int32).T
     capacity = csr_array((capacities, (rows, columns)), shape=(sink + 1, sink + 1), dtype=np.int32)
     flow = maximum_flow(capacity, source, sink).flow

@@ -45,9 +45,11 @@ def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set
     counted by the caller. In forward the inputs are not freed: they are read by no one's leave."""
     last: dict[int, fx.Node] = {}
     for node in graph.nodes:
-        for operand in node.all_input_nodes:
-            if is_tensor(operand):
-                last[storage_of(operand)] = node
+        if node.op == "output":  # in the middle of edits it still names what is not kept any more
+            continue
+        for read in (node, *node.all_input_nodes):
+            if is_tensor(read):
+                last[storage_of(read)] = node
     ends: dict[fx.Node, list[int]] = {}
     inputs_stay = not elsewhere
     for key, node in last.items():

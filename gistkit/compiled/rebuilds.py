@@ -121,7 +121,9 @@ class _Search:
 
     def solve(self) -> set[str]:
         """What is kept."""
-        pins, kept, more = set(self.small), set[str](), set[str]()
+        pins: set[str] = set(self.small)
+        kept: set[str] = set()
+        more: set[str] = set()
         for _ in range(_ROUNDS):
             kept = pins | cheapest(self.flow, self.roots, self.anew, self.weight, pins)
             more = self.pinned(kept)
@@ -139,6 +141,8 @@ class _Search:
             if not over:
                 return pins
             pin = self.best_pin(over, reaches, kept | pins)
+            if pin in kept or pin in pins:  # a view of it is all that is left
+                return pins
             pins.add(pin)
             for root in self.roots:
                 if pin in reaches[root].nodes:

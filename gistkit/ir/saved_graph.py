@@ -17,7 +17,6 @@ from functools import cached_property
 from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import Block, Task
 
-KINDS = ("input", "parameter", "buffer", "activation")
 LIBRARY = "library"
 """The ``source`` of a graph that shows a step as the papers' frameworks ran it."""
 

@@ -194,8 +194,8 @@ def csr_compact(columns, values, counts, total, spill=None):
 # Packed items at a place that the device alone knows; ``lane`` may be pinned host memory (kernels.sparse.lane).
 ship = operator(
     "lane",
-    "ship(Tensor scratch, Tensor? columns, Tensor counts, int stride, Tensor(a!) lane, Tensor(b!) cursor, "
-    "Tensor(c!) place) -> ()",
+    "ship(Tensor scratch, Tensor index, Tensor counts, int stride, Tensor(a!) lane, Tensor begin, "
+    "Tensor(b!) after, Tensor(c!) place, Tensor(d!) rest) -> ()",
     checks.check_ship,
 )(_nothing)
 unship = operator(

@@ -33,6 +33,16 @@ class CompiledReport:
         return sum(g.kept_bytes for g in self.graphs)
 
     @property
+    def plain_kept_bytes(self) -> int:
+        """As ``plain_bytes``, by the name that :class:`gistkit.Report` has for it."""
+        return self.plain_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to know besides, of every graph."""
+        return tuple(note for graph in self.graphs for note in graph.notes)
+
+    @property
     def rows(self) -> tuple[Kept, ...]:
         """Every kept storage of every graph."""
         return tuple(row for graph in self.graphs for row in graph.rows)
@@ -49,8 +59,7 @@ class CompiledReport:
         for name, count in (item for graph in self.graphs for item in graph.rewrites):
             done[name] = done.get(name, 0) + count
         rewrites = [f"rewritten before the cut: {', '.join(f'{n} {name}' for name, n in done.items())}"] if done else []
-        notes = [note for graph in self.graphs for note in graph.notes]
-        return rendered([_table(self.rows), self._totals(), *rewrites, *notes], WIDTH)
+        return rendered([_table(self.rows), self._totals(), *rewrites, *self.notes], WIDTH)
 
     def _totals(self) -> str:
         ratio = "" if self.ratio is None else f": {self.ratio:.2f}x"

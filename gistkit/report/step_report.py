@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from rich.table import Table
 
-from gistkit.compiled import records_of
+from gistkit.compiled import records_of, records_of_traced
 from gistkit.errors import CompressError
 from gistkit.report.compiled_report import CompiledReport
 from gistkit.report.tables import MIB, rendered, table
@@ -78,6 +78,16 @@ class Report:
     budget: BudgetReport | None = None
 
     @property
+    def kept_bytes(self) -> int | None:
+        """What the forward kept for backward; None before the first one."""
+        return None if self.stats is None else self.stats.kept_bytes
+
+    @property
+    def plain_kept_bytes(self) -> int | None:
+        """What plain PyTorch keeps; None where it was not captured."""
+        return None if self.stats is None else self.stats.plain_bytes
+
+    @property
     def ratio(self) -> float | None:
         """Bytes that plain PyTorch keeps over bytes kept here; None where plain was not captured."""
         if self.stats is None or not self.stats.plain_bytes or not self.stats.kept_bytes:
@@ -130,6 +140,8 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
             return CompiledReport(tuple(graphs))
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
+    if engine.stats is None and (graphs := records_of_traced(stand_in)):
+        return CompiledReport(tuple(graphs))
     about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
     if plan is None or plan.budget_bytes is None:
         return Report(*about)

@@ -6,8 +6,10 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
@@ -16,9 +18,16 @@ from torch.fx import GraphModule
 
 from gistkit.capture import STAND_IN
 from gistkit.errors import CompressError
+from gistkit.formats import AUTO
 from gistkit.ir import Plan
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.program.program import Settings
+
+WHEN_TRACED: list[Callable[[CompressedForward], None]] = []
+"""What to call when ``torch.compile`` traces a compressed model: the compiled path's, once it is imported."""
+_NUMBERS = itertools.count()
+_STAND_INS: weakref.WeakValueDictionary[int, CompressedForward] = weakref.WeakValueDictionary()
+_is_compiling = torch.compiler.is_compiling
 
 
 class CompressedForward:
@@ -29,12 +38,19 @@ class CompressedForward:
     captured copy runs; ``active``: False where :func:`restore` had to leave it inside a wrapper."""
 
     # ``functools.wraps`` copies what is in ``__dict__`` into wrappers, which would then hold the model and the engine.
-    __slots__ = ("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "model", "previous")
+    __slots__ = (
+        *("__dict__", "__func__", "__weakref__", "_run", "active", "engine", "model", "number", "plain", "previous"),
+        "traceable",
+    )
 
     def __init__(self, model: torch.nn.Module, settings: Settings, plan: Plan | None, previous: Any = None) -> None:
         self.model = model
         self.engine = Engine(settings, plan)
         self.previous, self.active = previous, True
+        self.number, self.plain = next(_NUMBERS), self.__wrapped__
+        # A plan is about the eager step's storages, and "auto" measures eager steps: both run eagerly.
+        self.traceable = plan is None and settings.lossy != AUTO
+        _STAND_INS[self.number] = self
         for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(self.__wrapped__, name):
                 setattr(self, name, getattr(self.__wrapped__, name))
@@ -58,6 +74,9 @@ class CompressedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.active:
             return self.__wrapped__(*args, **kwargs)
+        if self.traceable and _is_compiling():
+            _announce(self.number)
+            return self.plain(*args, **kwargs)
         return self._run(self.engine, self.model, self.previous, args, kwargs)  # type: ignore[call-arg]
 
     def __deepcopy__(self, memo: dict) -> CompressedForward:
@@ -163,6 +182,15 @@ class CompressedForward:
             return self._without_stand_in(attributes) | {"forward": functools.partial(_refuse, _SHALLOW)}
         return attributes | {"forward": self} if self._is_outermost else attributes
 
+
+def _announce(number: int) -> int:
+    for call in WHEN_TRACED:
+        call(_STAND_INS[number])
+    return number
+
+
+# Dynamo calls it while it traces, and puts its result into the graph.
+_announce._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 _COPYING = ("__deepcopy__", "__reduce_ex__", "_replicate_for_data_parallel")
 _REPLICA = (

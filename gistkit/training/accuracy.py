@@ -235,6 +235,6 @@ class Accuracy:
         plain = {"plain_bytes": self._plain_bytes}
         if self._plans[which.name] is None and which.kind != EXACT:
             return {**plain, "kept_bytes": None, "bits": None}
-        stats = None if which.kind == EXACT else report(model).stats
-        kept_bytes = self._plain_bytes if stats is None else stats.kept_bytes
+        found = None if which.kind == EXACT else report(model).kept_bytes
+        kept_bytes = self._plain_bytes if found is None else found
         return {**plain, "kept_bytes": kept_bytes, "bits": 8 * kept_bytes / self._elements}

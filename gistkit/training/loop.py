@@ -196,8 +196,7 @@ def _measured(
     with LiveBytes() as live:
         if parts > 1:
             loss = runtime.step(model, F.cross_entropy, x, targets)
-            stats = report(model).stats
-            kept_bytes = 0 if stats is None else stats.kept_bytes
+            kept_bytes = report(model).kept_bytes or 0
         else:
             loss = class_loss(model(x), targets, classes)
             kept_bytes = live.mark("forward end")

@@ -20,7 +20,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import triton
@@ -39,20 +39,37 @@ _STACK = re.compile(r"\bSTACK:(\d+)")
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU.
+    """One kernel for one GPU. Its machine code is taken apart when it is first asked for.
 
     ``sass_lines`` are the instructions alone (predicate, opcode, operands), without NOPs and the self-branch that pads
     the end; ``labels`` their branch targets as (label, position). ``loads_128`` and ``stores_128`` count global
     accesses of at least 16 bytes a lane, ``loads`` and ``stores`` all global ones. ``spills`` counts accesses to local
-    memory (LDL, STL); ``barriers`` counts BAR.
+    memory (LDL, STL), of which there are none without a stack; ``barriers`` counts BAR.
     """
 
     ptx: str
-    sass_lines: tuple[str, ...]
-    labels: tuple[tuple[str, int], ...]
-    registers: int
-    stack_bytes: int
+    cubin: bytes
     shared_bytes: int
+
+    @cached_property
+    def usage(self) -> str:
+        return _tool(self.cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
+
+    @property
+    def registers(self) -> int:
+        return int(_REGISTERS.findall(self.usage)[-1])
+
+    @property
+    def stack_bytes(self) -> int:
+        return int(_STACK.findall(self.usage)[-1])
+
+    @property
+    def sass_lines(self) -> tuple[str, ...]:
+        return _disassembled(self.cubin)[0]
+
+    @property
+    def labels(self) -> tuple[tuple[str, int], ...]:
+        return _disassembled(self.cubin)[1]
 
     @property
     def instructions(self) -> int:
@@ -80,7 +97,7 @@ class Compiled:
 
     @property
     def spills(self) -> int:
-        return self.count("LDL") + self.count("STL")
+        return self.count("LDL") + self.count("STL") if self.stack_bytes else 0
 
     @property
     def barriers(self) -> int:
@@ -102,7 +119,7 @@ def compile_kernel(
     divisible: Iterable[str] | None = None,
     **options: Any,
 ) -> Compiled:
-    """Compile a ``triton.jit`` function for sm_``capability`` and disassemble it; Triton's disk cache applies.
+    """Compile a ``triton.jit`` function for sm_``capability``; Triton's disk cache applies.
 
     ``signature`` maps the other arguments to Triton types (``*fp32``, ``*bf16``, ``*i32``, ``*u8``, ``i32``, ``i64``,
     ``fp32``). ``divisible`` names the arguments known to be multiples of 16, as the launcher finds out at run time; by
@@ -117,8 +134,7 @@ def compile_kernel(
         target=GPUTarget("cuda", capability, 32),
         options={"num_warps": num_warps, "enable_fp_fusion": False, **options},
     )
-    lines, labels, registers, stack = _disassemble(built.asm["cubin"])
-    return Compiled(built.asm["ptx"], lines, labels, registers, stack, built.metadata.shared)
+    return Compiled(built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
 
 
 def per_element(compiled: Compiled | Sequence[str], elements_per_program: int, num_warps: int = 4) -> float:
@@ -159,19 +175,16 @@ def _wide(lines: Iterable[str], opcode: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def _disassemble(cubin: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...], int, int]:
+def _disassembled(cubin: bytes) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:
+    # without its dataflow analysis, which takes 0.1 of 0.35 s and is for branches over the branch stack only
+    return _parse(_tool(cubin, knobs.nvidia.nvdisasm.path, "-c", "-ndf"))
+
+
+def _tool(cubin: bytes, *command: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        # without its dataflow analysis, which takes 0.1 of 0.35 s and is for branches over the branch stack only
-        listing = _tool(knobs.nvidia.nvdisasm.path, "-c", "-ndf", file.name)
-        usage = _tool(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
-    lines, labels = _parse(listing)
-    return lines, labels, int(_REGISTERS.findall(usage)[-1]), int(_STACK.findall(usage)[-1])
-
-
-def _tool(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return subprocess.run([*command, file.name], check=True, capture_output=True, text=True).stdout
 
 
 def _parse(listing: str) -> tuple[tuple[str, ...], tuple[tuple[str, int], ...]]:

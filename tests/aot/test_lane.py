@@ -2,24 +2,39 @@
 
 import pytest
 
-from gistkit.kernels.sparse.lane import NUM_WARPS, PIECE, STEP, place_kernel, ship_kernel, unship_kernel
-from tests.aot.harness import CAPABILITIES, compile_kernel
+from gistkit.kernels.sparse.lane import (
+    COUNTING_WARPS,
+    GROUP,
+    NUM_WARPS,
+    PIECE,
+    PIECE_WARPS,
+    ROUND,
+    RUN_BYTES,
+    index_kernel,
+    items_a_block,
+    ship_kernel,
+    unship_kernel,
+)
+from tests.aot.harness import compile_kernel
 
 ITEMS = {1: "*u8", 2: "*i16", 4: "*i32"}
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("item", ITEMS)
-@pytest.mark.parametrize("columns", (False, True))
+@pytest.mark.parametrize(
+    "capability, item, columns",
+    [*((90, item, columns) for item in ITEMS for columns in (False, True)), (80, 2, False), (100, 2, True)],
+)
 def test_packing_and_fetching(capability, item, columns):
     kind = ITEMS[item]
+    step = items_a_block(item, columns)
     ship = compile_kernel(
         ship_kernel,
         {
-            "scratch_ptr": kind, "columns_ptr": "*u8" if columns else kind, "counts_ptr": "*i16", "ends_ptr": "*i64",
-            "heads_ptr": "*i32", "lane_ptr": kind, "lane_bytes_ptr": "*u8", "place_ptr": "*i64", "slots": "i32",
+            "scratch_ptr": kind, "columns_ptr": "*u8", "words_ptr": "*i32", "counts_ptr": "*i16", "ends_ptr": "*i64",
+            "heads_ptr": "*i32", "lane_ptr": kind, "lane_bytes_ptr": "*u8", "rest_words_ptr": "*i32",
+            "rest_counts_ptr": "*i16", "begin_ptr": "*i64", "after_ptr": "*i64", "place_ptr": "*i64", "slots": "i32",
         },
-        {"STRIDE": 256 if columns else 1024, "STEP": STEP, "COLUMNS": columns, "ALIGN": 512},
+        {"STRIDE": 256 if columns else 1024, "STEP": step, "COLUMNS": columns, "ALIGN": 512, "RUN": RUN_BYTES},
         capability,
         num_warps=NUM_WARPS,
     )  # fmt: skip
@@ -31,13 +46,17 @@ def test_packing_and_fetching(capability, item, columns):
         },
         {"PIECE": PIECE, "COLUMNS": columns, "ALIGN": 512},
         capability,
-        num_warps=NUM_WARPS,
+        num_warps=PIECE_WARPS,
     )  # fmt: skip
-    place = compile_kernel(
-        place_kernel,
-        {"ends_ptr": "*i64", "cursor_ptr": "*i64", "place_ptr": "*i64", "slots": "i32"},
-        {"ITEM": item, "COLUMNS": columns, "ALIGN": 512},
+    index = compile_kernel(
+        index_kernel,
+        {"counts_ptr": "*i16", "ends_ptr": "*i64", "heads_ptr": "*i32", "slots": "i32"},
+        {"GROUP": GROUP, "ROUND": ROUND, "STEP": step},
         capability,
-        num_warps=1,
+        num_warps=COUNTING_WARPS,
     )
-    assert ship.spills == fetch.spills == place.spills == 0
+    assert ship.spills == fetch.spills == index.spills == 0
+    assert ship.registers * NUM_WARPS * 32 <= 65536 and len(index.sass_lines) <= 640
+    # a warp writes whole lines of 128 bytes at once
+    lane_bytes = step * item // (NUM_WARPS * 32)
+    assert lane_bytes in (8, 16) and ship.stores_128 >= (lane_bytes == 16) + (1 if columns else 2)

@@ -52,7 +52,8 @@ BEYOND = [("bf16", c, "scaled") for c in CAPABILITIES if c != 90]
 
 # channels and elements of a plane (1: channels_last) as ResNet-50 has them
 @pytest.mark.parametrize(("dtype", "capability", "other", "channels", "plane"), [
-    *((dtype, 90, other, 256, 3136) for dtype in ITEM_BYTES for other in OTHERS),
+    *(("bf16", 90, other, 256, 3136) for other in OTHERS),
+    *(("fp32", 90, other, 256, 3136) for other in ("", "scaled")),
     *((*target, 256, 3136) for target in BEYOND),
     ("bf16", 90, "scaled", 1024, 196),
     ("bf16", 90, "scaled", 2048, 1),
@@ -72,7 +73,7 @@ def test_wide_accesses(channels, plane):
 
 @pytest.mark.parametrize(
     ("dtype", "capability", "other"),
-    [*(("bf16", 90, o) for o in OTHERS), ("fp32", 90, "values"), ("fp16", 90, ""), *BEYOND],
+    [*(("bf16", 90, o) for o in OTHERS), ("fp32", 90, "values"), *BEYOND],
 )
 def test_planes_across_rows(dtype, capability, other):
     compiled, instructions = build(dtype, capability, 2048, 49, other=other)

@@ -46,7 +46,6 @@ def device(monkeypatch):
         (torch.float32, "raw", "none", 2003),  # elements are loaded one by one
         (torch.float32, "fp8", "none", 2056),
         (torch.bfloat16, "fp10", "block", 2056),
-        (torch.float16, "fp16", "none", 2056),
     ],
 )
 def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):

@@ -114,7 +114,30 @@ def test_words_that_mean_nothing(words, error, text):
         gistkit.compile(network(), **words)
 
 
-def test_a_compressed_model_is_refused():
+def test_torch_compile_takes_a_compressed_model(plain):
+    model = gistkit.compress(network())
+    compiled = torch.compile(nn.Sequential(model), fullgraph=True)
+    assert_same(plain, step(compiled, X, Y, loss_of))
+    report = gistkit.report(model)
+    assert {"mask1", "map4", "dense"} == {row.form for row in report.rows} and report.kept_bytes < report.plain_bytes
+    before = gistkit.compiled.traced.settings_in_force()
+    assert before is None  # outside of a compilation
+    assert_same(plain, step(torch.compile(network()), X, Y, loss_of))  # a plain model is cut as before
+
+
+def test_compressed_models_in_one_graph_agree_on_settings():
+    parts = gistkit.compress(nn.Linear(4, 4)), gistkit.compress(nn.Linear(4, 4), lossy="fp8")
+    with pytest.raises(Exception, match="must have the same settings"):
+        torch.compile(nn.Sequential(*parts), fullgraph=True)(torch.randn(2, 4))
+
+
+def test_a_plan_runs_eagerly_under_torch_compile():
+    plan = gistkit.plan(network(), X, loss_fn=lambda y: y.sum())
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="runs this model's forward eagerly"):
+        torch.compile(gistkit.compress(network(), plan), fullgraph=True)(X)
+
+
+def test_gistkit_compile_refuses_a_compressed_model():
     with pytest.raises(gistkit.CompileError, match="must not be compressed"):
         gistkit.compile(gistkit.compress(network()))
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from gistkit.compiled import Settings, cut, record
-from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of
+from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.moves import Moves
+from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, run_edited
 
 SETTINGS = Settings()
 
@@ -86,3 +88,19 @@ def test_a_budget_takes_as_few_moves_as_it_needs():
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=text) as failed:
         run(loss_of, model, [(x, y)], Settings(budget=1000))
     assert set(failed.value.inner_exception.least_bytes) == {"bitwise"}
+
+
+def test_the_predicted_peak_is_the_same_before_and_after_finishing():
+    model, x, y = case("resnet", rows=32)
+    found = []
+
+    def edit(pair):
+        moves = Moves(pair, SETTINGS)
+        plain = predicted_peak(pair)
+        moves.all()
+        found.append((plain, predicted_peak(pair)))
+        pair.finish()
+        found.append((plain, predicted_peak(pair)))
+
+    run_edited(edit, model, x, y)
+    assert found[0] == found[1] and found[0][1] < found[0][0]

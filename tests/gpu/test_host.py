@@ -57,7 +57,8 @@ def test_a_step_whose_activations_all_go_to_the_host_waits_for_nothing(policy, a
     twin = gistkit.compress(model, plan)
     gistkit.step(twin, F.cross_entropy, x, y)
     (offloader,) = compressed_forward(twin).engine._offloads._found.values()
-    stream = torch.cuda.current_stream() if asleep == "compute" else getattr(offloader.backend, asleep)
+    backend = offloader.backend
+    stream = torch.cuda.current_stream() if asleep == "compute" else backend.torch_stream(getattr(backend, asleep))
     found = steps(twin, x, y, stream)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert offloader.outgoing_bytes == offloader.arriving_bytes == 0

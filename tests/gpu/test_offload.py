@@ -1,5 +1,7 @@
 """The offloader on a CUDA device, with the host far ahead: nobody waits, every bit is there."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -21,7 +23,8 @@ def backend():
     return CudaBackend(torch.device("cuda"))
 
 
-def late(stream):
+def late(backend, asleep):
+    stream = torch.cuda.current_stream() if asleep == "compute" else backend.torch_stream(getattr(backend, asleep))
     with torch.cuda.stream(stream):
         torch.cuda._sleep(SLEEP_CYCLES)
 
@@ -30,7 +33,7 @@ def late(stream):
 @pytest.mark.parametrize("run_ahead_bytes", (0, 8 * MIB, 256 * MIB))
 def test_a_stack_of_tensors_whichever_stream_is_late(backend, asleep, run_ahead_bytes):
     offloader = Offloader(backend, 64 * MIB, run_ahead_bytes, 8 * MIB)
-    late(torch.cuda.current_stream() if asleep == "compute" else getattr(backend, asleep))
+    late(backend, asleep)
     with no_synchronisation():
         parcels, expected, found = [], [], []
         for i in range(16):
@@ -59,7 +62,7 @@ def test_sparse_encodings_in_a_lane(backend, name, asleep):
     expected = [codec.decode(codec.begin(x)) for x in inputs]
     torch.cuda.synchronize()
     if asleep != "nobody":
-        late(torch.cuda.current_stream() if asleep == "compute" else getattr(backend, asleep))
+        late(backend, asleep)
     with no_synchronisation():
         parcels = [offloader.put(codec.begin(x)) for x in inputs]
     if asleep == "nobody":
@@ -72,6 +75,25 @@ def test_sparse_encodings_in_a_lane(backend, name, asleep):
             assert asleep != "nobody" or encoded.payload[2].numel() == encoded.nonzeros
             del encoded
     assert all(same_bits(a, b) for a, b in zip(found[::-1], expected, strict=True))
+    offloader.close()
+
+
+@pytest.mark.parametrize("name", ("dense", "zvc"))
+def test_a_thread_that_has_not_called_cuda_and_a_stream_of_its_own(backend, name):
+    offloader = Offloader(backend, 64 * MIB, 0, 8 * MIB, 16 * MIB)
+    codec, x = CODECS[name], torch.relu(torch.randn(MIB, device="cuda"))
+    begin = codec.encode if name == "dense" else codec.begin
+    encoded, others = begin(x), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as thread:
+        parcel = thread.submit(offloader.put, encoded).result()
+        del encoded
+        thread.submit(parcel.release).result()
+        thread.submit(parcel.prefetch).result()
+    with torch.cuda.stream(others):
+        found = codec.decode(parcel.get())
+    others.synchronize()
+    assert same_bits(found, x)
     offloader.close()
 
 

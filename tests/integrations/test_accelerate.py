@@ -10,12 +10,10 @@ import gistkit
 from gistkit.errors import CompressError
 from tests.integrations.cases import BATCHES, assert_same, network
 
-accelerate = pytest.importorskip("accelerate")
-hooks = pytest.importorskip("accelerate.hooks")
-
 
 @pytest.fixture(params=["no", "bf16"])
 def accelerator(request):
+    accelerate = pytest.importorskip("accelerate")  # here, and not where tests are collected: it takes seconds
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     yield accelerate.Accelerator(cpu=True, mixed_precision=request.param, gradient_accumulation_steps=2)
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -86,6 +84,7 @@ def test_a_deep_copy_of_a_prepared_model_is_its_own(accelerator):
 
 
 def test_accelerates_hooks_on_modules_hide_nothing():
+    hooks = pytest.importorskip("accelerate.hooks")
     plain, model = network(), gistkit.compress(network())
     for m in (plain, model):
         hooks.add_hook_to_module(m, hooks.ModelHook())

@@ -9,9 +9,6 @@ from torch.utils.data import Dataset
 import gistkit
 from tests.integrations.cases import BATCH, IMAGES, LABELS, Net, assert_same, network
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
 
 class Rows(Dataset):
     """Rows as Trainer takes them, with a column that the model does not."""
@@ -23,17 +20,43 @@ class Rows(Dataset):
         return {"images": IMAGES[i], "labels": int(LABELS[i]), "path": float(i)}
 
 
-def train(model, folder, **options):
+def train(model, folder, callbacks=(), **options):
     """Losses of training and evaluation, and the state dict."""
+    # here, and not where tests are collected: it takes seconds
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
     arguments = transformers.TrainingArguments(
         output_dir=folder, num_train_epochs=2, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
         logging_steps=1, disable_tqdm=True, eval_strategy="epoch", **options,
     )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows())
+    trainer = transformers.Trainer(
+        model=model, args=arguments, train_dataset=Rows(), eval_dataset=Rows(), callbacks=list(callbacks)
+    )
     trainer.train()
     trainer.save_model()
     found = [row[key] for row in trainer.state.log_history for key in ("loss", "eval_loss") if key in row]
     return found, model.state_dict()
+
+
+class Seen(transformers.TrainerCallback):
+    """Rows that later callbacks are shown."""
+
+    def __init__(self):
+        self.rows = []
+
+    def on_log(self, args, state, control, logs=None, **_):
+        self.rows.append((dict(logs), dict(state.log_history[-1])))
+
+
+def test_the_callback_logs_kept_bytes_with_every_loss(tmp_path):
+    model, seen = gistkit.compress(network()), Seen()
+    train(model, tmp_path, [gistkit.callbacks.for_trainer(model), seen])
+    trained = [rows for rows in seen.rows if "loss" in rows[0]]
+    assert len(trained) == 8
+    for row in (row for rows in trained for row in rows):
+        assert 0 < row["gistkit/kept_mib"] < row["gistkit/plain_kept_mib"] / 1.5
+        assert "gistkit/peak_mib" not in row
+    assert not [rows for rows in seen.rows if "eval_loss" in rows[0] and "gistkit/kept_mib" in rows[0]]
 
 
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"bf16": True, "gradient_accumulation_steps": 2}])

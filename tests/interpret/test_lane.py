@@ -14,7 +14,7 @@ DTYPES = {"raw": torch.float32, "fp16": torch.bfloat16, "fp8": torch.float32}
 def slots(layout: str, fmt: str, n: int, density: float):
     x = torch.randn(n).to(DTYPES[fmt]) * (torch.rand(n) < density)
     index, counts, scratch = getattr(sparse, f"{layout}_encode")(x, fmt)
-    return scratch, index if layout == "csr" else None, counts, STRIDES[layout]
+    return scratch, index, counts, STRIDES[layout]
 
 
 @pytest.mark.parametrize("layout, fmt", [("zvc", "raw"), ("zvc", "fp8"), ("csr", "raw"), ("csr", "fp16")])
@@ -23,16 +23,20 @@ def test_encodings_one_behind_the_other(layout, fmt):
     made = []
     for module in (kernels, oracle):
         lane = torch.full((512 * 600,), 7, dtype=torch.uint8)
-        cursor, places = torch.full((1,), 1024), torch.zeros(len(cases), 2, dtype=torch.int64)
-        for case, place in zip(cases, places, strict=True):
-            module.ship(*case, lane, cursor, place)
-        made.append((lane, cursor, places))
+        cells, places = torch.full((len(cases) + 1, 1), 1024), torch.zeros(len(cases), 2, dtype=torch.int64)
+        rests = torch.full((len(cases), 8192), 7, dtype=torch.uint8)
+        for case, begin, after, place, rest in zip(cases, cells, cells[1:], places, rests, strict=False):
+            module.ship(*case, lane, begin, after, place, rest)
+        made.append((lane, cells, places, rests))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
-    lane, cursor, places = made[0]
+    lane, cells, places, _ = made[0]
     item, pair = cases[0][0].element_size(), layout == "csr"
-    assert int(cursor) == 1024 + sum(packed_bytes(int(total), item, pair) for _, total in places)
+    assert int(cells[0]) == 1024 and int(cells[-1]) == 1024 + sum(
+        packed_bytes(int(total), item, pair) for _, total in places
+    )
     for case, place in zip(cases, places, strict=True):
-        scratch, columns, counts, stride = case
+        scratch, index, counts, stride = case
+        columns = index if pair else None
         outs = []
         for module in (kernels, oracle):
             values = torch.zeros_like(scratch)
@@ -48,8 +52,24 @@ def test_encodings_one_behind_the_other(layout, fmt):
 
 
 def test_no_slots_take_no_room():
-    cursor, place = torch.full((1,), 512), torch.ones(2, dtype=torch.int64)
-    empty = torch.empty(0), None, torch.empty(0, dtype=torch.int16), 1024
+    begin, after, place = torch.full((1,), 512), torch.zeros(1, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
+    empty = torch.empty(0), torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int16), 1024
     for module in (kernels, oracle):
-        module.ship(*empty, torch.zeros(1024, dtype=torch.uint8), cursor, place.fill_(1))
-        assert int(cursor) == 512 and place.tolist() == [512, 0]
+        memory = torch.zeros(1024, dtype=torch.uint8)
+        module.ship(*empty, memory, begin, after.zero_(), place.fill_(1), memory)
+        assert (int(begin), int(after)) == (512, 512) and place.tolist() == [512, 0]
+
+
+@pytest.mark.parametrize("counts", ([0] * 3000 + [1024], [1024] + [0] * 5000 + [7], [1] * 4100, [1024] * 2100))
+def test_uneven_slots(counts, monkeypatch):
+    """Blocks over thousands of empty slots, and counts of more than one program and one round."""
+    monkeypatch.setattr(kernels, "ROUND", 1024)
+    counts = torch.tensor(counts, dtype=torch.int16)
+    scratch = torch.randint(0, 255, (1024 * len(counts),), dtype=torch.uint8)
+    words, made = torch.randint(-(2**31), 2**31 - 1, (32 * len(counts),), dtype=torch.int32), []
+    for module in (kernels, oracle):
+        lane, begin, after = torch.zeros(1024 * 2200, dtype=torch.uint8), torch.full((1,), 512), torch.full((1,), 1)
+        place, rest = torch.zeros(2, dtype=torch.int64), torch.zeros(131 * len(counts), dtype=torch.uint8)
+        module.ship(scratch, words, counts, 1024, lane, begin, after, place, rest)
+        made.append((lane, after, place, rest))
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))

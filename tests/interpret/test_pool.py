@@ -103,11 +103,11 @@ def test_a_window_of_zeros_names_its_first_position_inside(layout):
 @pytest.mark.parametrize(
     "shape, windows",
     [
-        ((3, 5, 40, 40), COMMON_WINDOWS[0]),
-        ((2, 24, 26, 26), COMMON_WINDOWS[2]),
+        ((1, 3, 40, 40), COMMON_WINDOWS[0]),
+        ((1, 8, 26, 26), COMMON_WINDOWS[2]),
         # an odd number of outputs a plane (169, 81): the second program's first code is in a high nibble
-        ((3, 7, 27, 27), COMMON_WINDOWS[1]),
-        ((3, 7, 27, 27), ((3, 3), (3, 3), (0, 0))),
+        ((2, 7, 27, 27), COMMON_WINDOWS[1]),
+        ((2, 7, 27, 27), ((3, 3), (3, 3), (0, 0))),
     ],
 )
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -31,7 +31,7 @@ def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
     monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
     x, other, norm, second = operands(size, dtype, sum(size))
     plane = size[2]
-    for relu in (False, True):
+    for relu in (False, True) if keep_zero else (True,):  # without a ReLU there is nothing to keep
         for more in ((None, [], ""), (other, [], ""), (other, second, "fused")):
             args = (norm, "scaled", plane, *more, relu)
             want = rebuilt(reference.bn_rebuild, x, *args)
@@ -41,14 +41,15 @@ def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
 
 @dtypes
 @settings(max_examples=12, deadline=None, derandomize=True)
-@given(images=st.integers(1, 3), eights=st.integers(1, 9), plane=st.integers(8, 300))
+@given(images=st.integers(1, 2), eights=st.integers(1, 3), plane=st.integers(8, 300))
 def test_planes_across_rows(dtype, images, eights, plane):
     x, other, norm, second = operands((images, 8 * eights, plane), dtype, plane)
     args = (norm, "scaled", plane, other, second, "scaled", False)
     assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
 
 
-def test_the_reciprocal_of_a_long_plane_is_too_large():
+def test_the_reciprocal_of_a_long_plane_is_too_large(monkeypatch):
+    monkeypatch.setattr(kernels, "ACROSS_ROWS", 4096)  # fewer programs: each takes the interpreter its time
     # one row before the end of the seventh plane the product with 2**32 / plane, rounded up, says seven
     plane = 25335
     assert (7 * plane - 1) % 8 == 0 and (7 * plane - 1) * (2**32 // plane + 1) >> 32 == 7

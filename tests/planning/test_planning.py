@@ -87,11 +87,12 @@ def test_a_plan_fits_and_no_policy_that_fits_is_faster(step, share):
     assert best.peak_bytes <= best.budget_bytes and simulate(graph, best, costs).peak_bytes == best.peak_bytes
     for policy in POLICIES:
         try:
-            other = planning.plan_graph(graph, costs, budget=share, policy=policy)
+            other = planning.plan_graph(graph, costs, budget=share, policy=policy, refuse=False)
         except gistkit.BudgetError:
             continue
         # checkpoint runs the forward anew, which the runtime refuses: it stands beside the others for comparison
-        assert other.step_s >= best.step_s * (1 - 1e-9) or policy == "checkpoint"
+        slower = other.step_s >= best.step_s * (1 - 1e-9) or policy == "checkpoint"
+        assert slower or other.peak_bytes > other.budget_bytes
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -18,22 +18,18 @@ CARD = replace(hardware("titanx"), launch_s=1e-7, tells_algorithms=False, host_s
 """A link that is fast enough to hide behind the tasks."""
 
 
-def planned(graph, costs, policy, share):
-    return plan_graph(graph, costs, budget=f"{round(100 * share)}%", policy=policy, fidelity="bitwise")
-
-
 @pytest.mark.parametrize("host_s", [2e-7, 1e-4])
 @pytest.mark.parametrize("graph", [chain(4, 8, 16, 4), forked(2, 8, 16, 4)], ids=["chain", "forked"])
 def test_no_policy_is_faster(graph, host_s):
     costs = cost_table(graph, replace(CARD, runtime_host_s=host_s))
-    found = planned(graph, costs, "optimal", 0.7)
+    found = plan_graph(graph, costs, budget="70%")
     assert found.peak_bytes <= found.budget_bytes
     for policy in POLICIES:
-        try:
-            other = planned(graph, costs, policy, 0.7)
+        try:  # a refusal that names the least of every class takes seconds
+            other = plan_graph(graph, costs, budget="70%", policy=policy, refuse=False)
         except BudgetError:
             continue
-        if other.fidelity == "bitwise" and policy != "plain":
+        if other.fidelity == "bitwise" and policy != "plain" and other.peak_bytes <= other.budget_bytes:
             assert found.step_s <= other.step_s * (1 + 1e-6), policy
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from gistkit.zoo.resnet import Bottleneck, ResNet
+
 
 class Call(nn.Module):
     """A function as a module."""
@@ -34,6 +36,11 @@ class DenseNet(nn.Module):
         for layer in self.layers:
             x = torch.cat([x, layer(x)], 1)
         return self.classifier(x.mean((2, 3)))
+
+
+def bottlenecks() -> ResNet:
+    """ResNet-50 with 5 of its 16 blocks: every stage, a projection in each, a block without one."""
+    return ResNet(Bottleneck, (1, 2, 1, 1), 10)
 
 
 def _double(inside: int, out: int) -> nn.Sequential:

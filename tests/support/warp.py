@@ -9,8 +9,8 @@ misaligned one. Shared memory and registers start out as garbage.
 
 from __future__ import annotations
 
-import operator
 import re
+from functools import cache
 
 import numpy as np
 
@@ -21,14 +21,26 @@ GARBAGE = 0xA5
 _BASE, _SHARED = 1 << 16, 1 << 8
 _STATEMENT = re.compile(r"(?:@(?P<guard>!?[%\w]+)\s+)?(?P<name>[a-z][\w.:]*)\s*(?P<rest>.*)", re.DOTALL)
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s][^,{\[]*")
+_UNSET = np.full(LANES, 0xA5A5A5A5A5A5A5A5, np.uint64)
 _SIGNED = {16: np.int16, 32: np.int32, 64: np.int64}
 _COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater}
 _COMPARE |= {"ge": np.greater_equal}
 
-_BINARY = {"add": operator.add, "sub": operator.sub, "and": operator.and_, "or": operator.or_, "xor": operator.xor}
-_BINARY |= {"min": min, "max": max}
+_BINARY = {"add": np.add, "sub": np.subtract, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+_BINARY |= {"min": np.minimum, "max": np.maximum}
+_LITERAL = re.compile(r"-?\d+|-?0x[0-9A-Fa-f]+U?|0f[0-9A-Fa-f]{8}")
 
 
+@cache
+def _literal(operand: str) -> np.ndarray | None:
+    """The lanes' bits of a number, None for a register."""
+    if not _LITERAL.fullmatch(operand):
+        return None
+    number = int(operand[2:], 16) if operand.startswith("0f") else int(operand.rstrip("U"), 0)
+    return np.full(LANES, number % 2**64, np.uint64)
+
+
+@cache
 def _parsed(ptx: str) -> tuple[list[tuple[str, str, list[str]]], dict[str, int]]:
     """(guard, name, operands) of every instruction of the entry's body, and the labels' positions."""
     text = re.sub(r"//[^\n]*|\.loc[^\n]*|(?<!\w)\.(?:reg|shared)[^;]*;", "", ptx[ptx.index(".reqntid") :])
@@ -61,16 +73,14 @@ class Warp:
         if operand.startswith("{"):
             parts = [self.read(part.strip(), 16) for part in operand[1:-1].split(",")]
             return parts[0] | parts[1] << np.uint64(16) if len(parts) > 1 else parts[0]
-        if re.fullmatch(r"-?\d+|-?0x[0-9A-Fa-f]+U?|0f[0-9A-Fa-f]{8}", operand):
-            number = int(operand[2:], 16) if operand.startswith("0f") else int(operand.rstrip("U"), 0)
-            value = np.full(LANES, number % 2**64, np.uint64)
-        else:
-            value = self.registers.setdefault(operand, np.full(LANES, 0xA5A5A5A5A5A5A5A5, np.uint64))
+        value = _literal(operand)
+        if value is None:
+            value = self.registers.get(operand, _UNSET)
         value = value & np.uint64(2**bits - 1)
-        return value.astype(f"uint{bits}").view(_SIGNED[bits]).astype(object) if signed else value
+        return value.astype(f"uint{bits}").view(_SIGNED[bits]).astype(np.int64) if signed else value
 
     def write(self, target: str, value: np.ndarray, guard: np.ndarray, bits: int = 64) -> None:
-        value = np.array([int(v) % 2**bits for v in value], np.uint64)
+        value = value.astype(np.uint64) & np.uint64(2**bits - 1)
         if target.startswith("{"):
             parts = [part.strip() for part in target[1:-1].split(",")]
             for i, part in enumerate(parts):
@@ -88,43 +98,45 @@ class Warp:
         at = self.read(address.strip()).astype(np.int64) + int(offset or 0)
         space_bytes = self.shared if space == "shared" else self.memory
         names = [r.strip() for r in registers.strip("{} ").split(",")]
-        for lane in np.flatnonzero(guard):
-            self.inside(space, int(at[lane]), size * count, kind == "st")
+        at = at[guard]
+        self.check(space, at, size * count, kind == "st")
         for i, register in enumerate(names):
+            where = at[:, None] + np.arange(i * size, (i + 1) * size)
             if kind == "st":
-                value = self.read(register, bits)
-                for lane in np.flatnonzero(guard):
-                    first = at[lane] + i * size
-                    space_bytes[first : first + size] = np.array([value[lane]], np.uint64).view(np.uint8)[:size]
-            else:
-                loaded = np.zeros(LANES, object)
-                for lane in np.flatnonzero(guard):
-                    first = int(at[lane]) + i * size
-                    loaded[lane] = int.from_bytes(space_bytes[first : first + size].tobytes(), "little")
-                    if shape[-1].startswith("s") and loaded[lane] >> (bits - 1):
-                        loaded[lane] -= 1 << bits
-                self.write(register, loaded, guard)
+                octets = self.read(register, bits)[guard, None].view(np.uint8)
+                space_bytes[where] = octets[:, :size]
+                continue
+            octets = np.zeros((LANES, 8), np.uint8)
+            octets[guard, :size] = space_bytes[where]
+            loaded = octets.view(np.uint64)[:, 0]
+            if shape[-1].startswith("s"):
+                loaded = loaded.astype(f"uint{bits}").view(f"int{bits}")
+            self.write(register, loaded, guard)
 
-    def inside(self, space: str, first: int, size: int, store: bool) -> None:
+    def check(self, space: str, first: np.ndarray, size: int, store: bool) -> None:
         room = [(_SHARED, _SHARED + self.parameters["shared"])] if space == "shared" else self.ends
-        for begin, end in room:
-            if first % size == 0 and begin <= first < end and first + size <= (end if store else (end + 15) // 16 * 16):
-                return
-        raise IndexError(f"{size} bytes at {first:#x} of {space} memory: misaligned, or no array there")
+        begins, ends = np.array(room).T
+        last = ends if store else (ends + 15) // 16 * 16
+        first = first[:, None]
+        fits = (first % size == 0) & (begins <= first) & (first < ends) & (first + size <= last)
+        if not fits.any(1).all():
+            raise IndexError(
+                f"{size} bytes at {first[~fits.any(1)][0, 0]:#x} of {space} memory: misaligned, or no array there"
+            )
 
     def step(self, name: str, operands: list[str], guard: np.ndarray) -> None:
         if name.startswith(("ld.param", "bar.warp")):
             if name.startswith("ld.param"):
                 value = self.parameters[operands[1].strip("[]").rsplit("_", 1)[-1]]
-                self.write(operands[0], np.full(LANES, value, object), guard)
+                self.write(operands[0], np.full(LANES, value % 2**64, np.uint64), guard)
         elif name.startswith(("ld.", "st.")):
             self.access(name, operands, guard)
         elif name.startswith("shfl.sync"):
             self.shuffle(name, operands, guard)
         elif name.startswith("redux.sync"):
-            largest = max(self.read(operands[1], 32, name.endswith("s32")).tolist())
+            lanes = self.read(operands[1], 32, name.endswith("s32"))
             assert ".max." in name and guard.all()
-            self.write(operands[0], np.full(LANES, largest, object), guard, 32)
+            self.write(operands[0], np.full(LANES, lanes.max()), guard, 32)
         elif name in INSTRUCTIONS and name.split(".")[0] not in ("mov", "and", "or", "add", "shl", "shr"):
             kind = np.uint16 if name == "cvt.f32.f16" else np.uint32
             sources = [self.read(o, 32).astype(kind) for o in operands[1:]]
@@ -160,13 +172,12 @@ class Warp:
             return
         if kind == "mov" or kind == "neg":
             value = self.read(operands[1], bits)
-            self.write(operands[0], value if kind == "mov" else -value.astype(object), guard, bits)
+            self.write(operands[0], value if kind == "mov" else 0 - value, guard, bits)
             return
         wide = "wide" in modes
         sizes = (bits, bits, 64 if wide else bits)
-        values = [self.read(o, size, signed).astype(object) for o, size in zip(operands[1:], sizes, strict=False)]
-        lanes = [_integer(kind, modes, bits, *map(int, lane)) for lane in zip(*values, strict=True)]
-        self.write(operands[0], np.array(lanes, object), guard, 64 if wide else bits)
+        values = [self.read(o, size, signed) for o, size in zip(operands[1:], sizes, strict=False)]
+        self.write(operands[0], _integer(kind, modes, bits, *values), guard, 64 if wide else bits)
 
     def run(self, program: list[tuple[str, str, list[str]]], labels: dict[str, int]) -> None:
         position = 0
@@ -186,20 +197,23 @@ class Warp:
                 self.step(name, operands, guard)
 
 
-def _integer(kind: str, modes: list[str], bits: int, a: int, b: int = 0, c: int = 0) -> int:
+def _integer(kind: str, modes: list[str], bits: int, a: np.ndarray, b: np.ndarray = _UNSET, c=0) -> np.ndarray:
+    """Of int64 or uint64 lanes, of which the lowest bits count. numpy's shifts by the width or more leave nothing, or
+    the sign."""
     if kind in ("mul", "mad"):
-        product = a * b >> bits if "hi" in modes else a * b
-        return product + c
-    if kind in ("shl", "shr"):
-        # a shift by the width or more leaves nothing, or the sign
-        return a << min(b, bits) if kind == "shl" else a >> min(b % 2**32, bits)
+        assert bits <= 32 or "lo" in modes
+        return (a * b >> bits if "hi" in modes else a * b) + c
+    if kind == "shl":
+        return a << b
+    if kind == "shr":
+        return a >> (b & 0xFFFFFFFF)
     if kind == "shf" and modes[:2] == ["l", "wrap"]:
         return (b << 32 | a) << c % 32 >> 32
     if kind == "bfe":
         return a >> b & (1 << c) - 1
-    if kind in ("popc", "not"):
-        return a.bit_count() if kind == "popc" else ~a
-    return _BINARY[kind](a, b)
+    if kind == "popc":
+        return np.unpackbits(a[:, None].view(np.uint8), axis=1).sum(1)
+    return ~a if kind == "not" else _BINARY[kind](a, b)
 
 
 def bases(arguments: list[np.ndarray | int]) -> list[int]:

@@ -219,16 +219,16 @@ def stop_at(name, steps):
 
 
 def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
-    of = settings(schemes=("fp32", "fp8s", "immediate:fp8"), density=4)
+    of = settings(schemes=("fp32", "fp8s"), density=4)
     whole = Accuracy(of, tmp_path / "whole").run()
-    for name, steps in (("fp32", 2), ("fp32", 5), ("fp8s", 7), ("fp8s", 15), ("immediate:fp8", 11)):
+    for name, steps in (("fp32", 2), ("fp32", 5), ("fp32", 15), ("fp8s", 11)):
         with pytest.raises(Killed):
             Accuracy(of, tmp_path / "parts").run(stop_at(name, steps))
     resumed = []
     found = Accuracy(of, tmp_path / "parts").run(lambda name, done: resumed.append((name, done)))
     assert found == whole and figures(tmp_path / "parts") == figures(tmp_path / "whole")
     assert figures(tmp_path / "parts", "density.jsonl") == figures(tmp_path / "whole", "density.jsonl")
-    assert resumed[:2] == [("fp32", 15), ("fp8s", 15)] and ("immediate:fp8", 10) in resumed
+    assert resumed[:2] == [("fp32", 15), ("fp8s", 10)]
     assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["density.jsonl", "rows.jsonl"]
 
 
@@ -340,12 +340,12 @@ def test_bits_are_of_all_that_is_kept(tmp_path):
 
 
 def test_digits_are_learnt_under_every_kind_of_scheme(tmp_path):
-    of = settings(schemes=("fp32", "fp8", "immediate:fp8", "gradients:fp8", "auto"), epochs=8, batch=64)
+    of = settings(schemes=("fp32", "immediate:fp8", "gradients:fp8", "auto"), epochs=5, batch=64)
     found = Accuracy(of, tmp_path).run()
-    assert found[4].bits < found[0].bits
+    assert found[3].bits < found[0].bits
     for result in found:
         assert result.accuracies[0] > 0.6 and result.difference is None, result.scheme
-        assert len(result.curves[0]) == 8 and result.curves[0][-1] == result.accuracies[0]
+        assert len(result.curves[0]) == 5 and result.curves[0][-1] == result.accuracies[0]
 
 
 # What is wrong shows before training

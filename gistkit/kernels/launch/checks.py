@@ -198,13 +198,24 @@ def check_lane(
 
 
 def check_ship(
-    op: str, scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int,
-    lane: torch.Tensor, cursor: torch.Tensor, place: torch.Tensor,
+    op: str, scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
 ) -> None:  # fmt: skip
-    """:func:`check_compact` of scratch, counts and stride; :func:`check_lane` of lane and place; cursor: int64[1]."""
+    """:func:`check_compact` of scratch, counts, stride; :func:`check_lane` of lane and place, and of rest. index: zvc's
+    words or csr's columns. begin, after: int64."""
     check_compact(op, scratch, counts, stride, 0)
     check_lane(op, lane, place)
-    check_array(op, "cursor", cursor, (torch.int64,), 1, "what is written there")
+    check_lane(op, rest, place)
+    slots = counts.numel()
+    if stride == ZVC_SLOT:
+        check_array(op, "words", index, (torch.int32,), slots * ZVC_WORDS, f"{slots} slots")
+    else:
+        check_array(op, "columns", index, (torch.uint8,), slots * stride, f"{slots} rows")
+    needed = 2 * slots + (slots * ZVC_WORDS * 4 if stride == ZVC_SLOT else 0)
+    if rest.numel() < needed:
+        raise ValueError(f"{op}: rest must have {needed} bytes for {slots} slots, got {rest.numel()}; make it longer")
+    for name, cell in (("begin", begin), ("after", after)):
+        check_array(op, name, cell, (torch.int64,))
 
 
 def check_csr_compact(

@@ -22,6 +22,7 @@ from gistkit.kernels.compat import dispatch_modes
 from gistkit.kernels.layout import flat, like
 
 if TYPE_CHECKING:
+    from gistkit.kernels.sparse.lane import Ships
     from gistkit.kernels.sparse.zvc_launches import ZvcLaunches
 
 
@@ -93,6 +94,11 @@ def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> Zv
 @lru_cache(maxsize=1024)
 def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) -> ZvcLaunches:
     return ops.launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
+
+
+def ships(slots: int, stride: int, bits: torch.dtype, columns: bool, device: int) -> Ships:
+    """The ready launches of ``ops.ship`` for scratches of so many slots on the CUDA device of that number."""
+    return ops.launchers("lane").ships(slots, stride, bits, columns, device)
 
 
 class Masks:

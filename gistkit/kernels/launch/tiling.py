@@ -137,9 +137,12 @@ class Ready:
         self._rest: tuple = ()
         self._wide: list[int] = []
 
-    def at(self, programs: int, addresses: Sequence[int], numbers: Sequence[int]) -> bool:
-        """Launch for tensors at these addresses; False, and nothing done, where the first launch is still to come, an
-        address is no multiple of 16, or another device is the current one."""
+    def at(
+        self, programs: int, addresses: Sequence[int], numbers: Sequence[int], stream: int | None = None
+    ) -> bool:  # fmt: skip
+        """Launch for tensors at these addresses, on the current stream unless another's handle is given; False, and
+        nothing done, where the first launch is still to come, an address is no multiple of 16, or another device is
+        the current one."""
         odd = 0
         for address in addresses:
             odd |= address
@@ -149,20 +152,24 @@ class Ready:
         if self._wide != [n >> 31 for n in numbers]:
             return False
         run, function, before, boxed = self._found
-        stream = compat.current_stream(device)
+        if stream is None:
+            stream = compat.current_stream(device)
         if boxed:
             run(programs, 1, 1, stream, function, *before, (*addresses, *numbers, *self._rest))
         else:
             run(programs, 1, 1, stream, function, *before, *addresses, *numbers, *self._rest)
         return True
 
-    def first(self, programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> None:
+    def first(
+        self, programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int], stream: int | None = None
+    ) -> None:  # fmt: skip
         """Launch for these tensors, however they lie."""
         args = (*tensors, *numbers)
         if self._device < 0:  # the interpreter
             launch(self._kernel, programs, tensors[0], *args, num_warps=self._num_warps, **self._constexprs)
             return
-        with torch.cuda.device(self._device):
+        other = None if stream is None else torch.cuda.ExternalStream(stream, self._device)
+        with torch.cuda.device(self._device), torch.cuda.stream(other):
             found = launch_here(self._kernel, programs, self._device, self._num_warps, args, self._constexprs)
         if not any(t.data_ptr() & 15 for t in tensors):
             self._rest, self._wide = found[2], [n >> 31 for n in numbers]

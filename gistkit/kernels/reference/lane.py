@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import ceil_div
+from gistkit.formats import CSR_COLUMNS, ceil_div
 from gistkit.kernels.reference.sparse import compact
 from gistkit.kernels.sparse.spill import ALIGNMENT, packed_bytes
 
 
 def ship(
-    scratch: torch.Tensor, columns: torch.Tensor | None, counts: torch.Tensor, stride: int, lane: torch.Tensor,
-    cursor: torch.Tensor, place: torch.Tensor,
+    scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte cursor[0] on,
-    which moves past them. Runs begin at multiples of 512 bytes: values, then columns.
+    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte begin[0] on;
+    after[0] becomes where the next may begin. Runs begin at multiples of 512 bytes: values, then columns. What is not
+    packed, zvc's words and the counts, goes to ``rest``, one behind the other.
 
-    lane: uint8, with room for the worst case. cursor: int64[1]. place: int64[2], which becomes (first byte, items).
+    index: words or columns. lane: uint8, with room for the worst case. begin, after: int64, begin[0] a multiple of 512.
+    place: int64[2], which becomes (first byte, items). rest: uint8.
     """
-    start, total = int(cursor), int(counts.sum(dtype=torch.int64))
-    for at, items in zip(_runs(start, total, scratch), (scratch, columns), strict=False):
-        if items is not None:
-            packed = compact(items, counts, stride, total).view(torch.uint8)
-            lane[at : at + packed.numel()] = packed
+    start, total = int(begin[0]), int(counts.sum(dtype=torch.int64))
+    columns = stride == CSR_COLUMNS
+    for at, items in zip(_runs(start, total, scratch), (scratch, index) if columns else (scratch,), strict=False):
+        packed = compact(items, counts, stride, total).view(torch.uint8)
+        lane[at : at + packed.numel()] = packed
     place[0], place[1] = start, total
-    cursor += packed_bytes(total, scratch.element_size(), columns is not None)
+    after[0] = start + packed_bytes(total, scratch.element_size(), columns)
+    known = torch.cat([t.view(torch.uint8) for t in ((counts,) if columns else (index, counts))])
+    rest[: known.numel()] = known
 
 
 def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:

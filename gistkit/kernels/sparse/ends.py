@@ -29,7 +29,7 @@ SPILL_GROUP = tl.constexpr(spilling.GROUP)
 
 
 @triton.jit
-def _items(ptr, left, SIZE: tl.constexpr):
+def load_items(ptr, left, SIZE: tl.constexpr):
     """The first SIZE items from ptr on, 0 from ``left`` on; wide loads where all of them are there."""
     place = tl.arange(0, SIZE)
     if left >= SIZE:
@@ -44,7 +44,7 @@ def sums_kernel(counts_ptr, sums_ptr, n, GROUP: tl.constexpr):
     """The sum (int32) of GROUP counts."""
     group = tl.program_id(0).to(tl.int64)
     left = tl.minimum(n - group * GROUP, GROUP).to(tl.int32)
-    tl.store(sums_ptr + group, tl.sum(_items(counts_ptr + group * GROUP, left, GROUP).to(tl.int32), 0))
+    tl.store(sums_ptr + group, tl.sum(load_items(counts_ptr + group * GROUP, left, GROUP).to(tl.int32), 0))
 
 
 @triton.jit
@@ -87,13 +87,13 @@ def ends_kernel(
     group = tl.program_id(0)
     first = group.to(tl.int64) * GROUP
     left = tl.minimum(n - first, GROUP).to(tl.int32)
-    counts = _items(counts_ptr + first, left, GROUP).to(tl.int32)
+    counts = load_items(counts_ptr + first, left, GROUP).to(tl.int32)
     # in a group's sums a lane's part may pass 2**31; so many counts are never added up in one launch
     total = tl.zeros((ROUND,), tl.int64 if EACH == 1 else tl.int32)
     start = tl.full((), 0, tl.int32)
     # while, not range: the interpreter of Triton 3.6 cannot take a loop's bounds from tensors
     while start < group * EACH:
-        total += _items(before_ptr + start, group * EACH - start, ROUND).to(total.dtype)
+        total += load_items(before_ptr + start, group * EACH - start, ROUND).to(total.dtype)
         start += ROUND
     before = tl.sum(total.to(tl.int64), 0)
     if TOTAL:

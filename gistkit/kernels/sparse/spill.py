@@ -47,8 +47,8 @@ def spill_bytes(whole: int, capacity: int, item_bytes: int, columns: bool) -> in
 
 def packed_bytes(total: int, item_bytes: int, columns: bool) -> int:
     """Bytes of ``total`` packed items in a lane: the values' run and csr's columns' run, each up to ALIGNMENT."""
-    runs = (item_bytes, 1) if columns else (item_bytes,)
-    return sum(ceil_div(total * each, ALIGNMENT) * ALIGNMENT for each in runs)
+    blocks = -(-total * item_bytes // ALIGNMENT) + (-(-total // ALIGNMENT) if columns else 0)
+    return blocks * ALIGNMENT
 
 
 def _run_items(whole: int, capacity: int) -> int:

@@ -8,34 +8,27 @@ whoever takes one has to order its writes behind those reads (:mod:`gistkit.runt
 
 from __future__ import annotations
 
-from bisect import insort
-from typing import NamedTuple
+from bisect import bisect_left
 
 import torch
 
 from gistkit.errors import HostMemoryError
-from gistkit.runtime.offload.backends import Backend, copy
+from gistkit.runtime.offload.backends import Backend
 
 ALIGNMENT_BYTES = 512
-PART_ALIGNMENT_BYTES = 16
-"""Of the tensors within one span, so that an arrival takes hardly more than they do; kernels load 16 bytes at once."""
 CHUNK_BYTES = 64 * 2**20
 """The least that the arena grows by."""
 HOST_SHARE = 0.9
 """The share of the host's free memory that may be pinned."""
 
 
-def aligned_bytes(nbytes: int, multiple: int = ALIGNMENT_BYTES) -> int:
-    """Up to whole multiples of 512 bytes, or of so many."""
-    return -(-nbytes // multiple) * multiple
-
-
-class Span(NamedTuple):
+class Span:
     """Bytes ``start`` to ``stop`` of a chunk."""
 
-    chunk: Chunk
-    start: int
-    stop: int
+    __slots__ = ("chunk", "start", "stop")
+
+    def __init__(self, chunk: Chunk, start: int, stop: int) -> None:
+        self.chunk, self.start, self.stop = chunk, start, stop
 
     def memory(self) -> torch.Tensor:
         """uint8[stop - start], a view of the chunk."""
@@ -63,14 +56,13 @@ class Chunk:
 
     def give(self, start: int, stop: int) -> None:
         """A run is free again; joined with its neighbours."""
-        insort(self._free, (start, stop))
-        joined: list[tuple[int, int]] = []
-        for run in self._free:
-            if joined and joined[-1][1] == run[0]:
-                joined[-1] = (joined[-1][0], run[1])
-            else:
-                joined.append(run)
-        self._free = joined
+        free = self._free
+        at = first = bisect_left(free, (start, stop))
+        if at and free[at - 1][1] == start:
+            first, start = at - 1, free[at - 1][0]
+        if at < len(free) and free[at][0] == stop:
+            at, stop = at + 1, free[at][1]
+        free[first:at] = [(start, stop)]
 
 
 class PinnedArena:
@@ -81,7 +73,7 @@ class PinnedArena:
         self._backend = backend
         self.chunks: list[Chunk] = []
         if nbytes:
-            self._grown(aligned_bytes(nbytes))
+            self._grown(-(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
 
     @property
     def pinned_bytes(self) -> int:
@@ -93,7 +85,7 @@ class PinnedArena:
 
     def take(self, nbytes: int) -> Span:
         """A span of so many bytes, rounded up to 512."""
-        nbytes = aligned_bytes(nbytes)
+        nbytes = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         for chunk in self.chunks:
             span = chunk.take(nbytes)
             if span is not None:
@@ -121,35 +113,3 @@ class PinnedArena:
             )
         self.chunks.append(Chunk(self._backend.pin(size)))
         return self.chunks[-1]
-
-
-class Part(NamedTuple):
-    """One dense tensor within a run of bytes that begins ``start`` bytes before it."""
-
-    start: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    def over(self, memory: torch.Tensor) -> torch.Tensor:
-        """The tensor that lies in uint8 memory; no copy and no view, so that it has a version of its own."""
-        made = torch.empty(0, dtype=self.dtype, device=memory.device)
-        start = (memory.storage_offset() + self.start) // self.dtype.itemsize
-        return made.set_(memory.untyped_storage(), start, self.shape, self.stride)
-
-
-def laid_out(tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Part, ...], int]:
-    """Parts of dense tensors one after the other from multiples of 16 bytes on, and the bytes of all,
-    no less than 1."""
-    parts, end = [], 0
-    for t in tensors:
-        start = aligned_bytes(end, PART_ALIGNMENT_BYTES)
-        parts.append(Part(start, t.shape, t.stride(), t.dtype))
-        end = start + t.numel() * t.element_size()
-    return tuple(parts), max(end, 1)
-
-
-def copy_parts(parts: tuple[Part, ...], memory: torch.Tensor, *sources: torch.Tensor) -> None:
-    """Lay the sources, which have the parts' geometry, out in memory."""
-    for part, source in zip(parts, sources, strict=True):
-        copy(part.over(memory), source)

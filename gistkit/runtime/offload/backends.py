@@ -6,12 +6,16 @@ runs at once, so an event has always happened, and host memory is memory that a 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gistkit.kernels import current_stream
+from gistkit.runtime.offload.driver import NOT_READY, Driver, Events
+from gistkit.runtime.offload.driver import Event as DriverEvent
 from gistkit.runtime.offload.host_memory import available_bytes
 from gistkit.runtime.offload.pinned import pin, unpin
 
@@ -72,9 +76,16 @@ class Backend(Protocol):
         ...
 
 
-def copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """A kernel: the copy engine's."""
-    target.copy_(source, non_blocking=True)
+class Direct(ABC):
+    """A kernel that a CUDA device runs past PyTorch."""
+
+    @abstractmethod
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """By PyTorch's operators."""
+
+    @abstractmethod
+    def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The same on a stream."""
 
 
 class CpuBackend:
@@ -117,32 +128,63 @@ class CpuBackend:
 
 
 class CudaBackend:
-    """A CUDA device with two copy streams of its own beside whatever stream the computation is on."""
+    """A CUDA device with two copy streams of its own beside whatever stream the computation is on. Streams are the
+    driver's handles: :meth:`torch_stream` makes PyTorch's of them."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", index)
-        self.d2h, self.h2d = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        self.device, self._index = torch.device("cuda", index), index
+        self._streams = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        self.d2h, self.h2d = (stream.cuda_stream for stream in self._streams)
+        self.driver = Driver(index)
+        self.record = Events(self.driver).recorded
+        self._work = torch.empty(0, dtype=torch.uint8)
 
-    def compute(self) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(self.device)
+    def compute(self) -> int:
+        return current_stream(self._index)
 
-    def empty(self, nbytes: int, stream: torch.cuda.Stream) -> torch.Tensor:
-        with torch.cuda.stream(stream):
+    def torch_stream(self, stream: int) -> torch.cuda.Stream:
+        """PyTorch's form of a stream, for ``torch.cuda.stream``."""
+        return torch.cuda.ExternalStream(stream, self.device)
+
+    def empty(self, nbytes: int, stream: int) -> torch.Tensor:
+        if stream == current_stream(self._index):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with torch.cuda.stream(self.torch_stream(stream)):
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def run(self, stream: torch.cuda.Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
-        with torch.cuda.stream(stream), torch.no_grad():
+    def work(self, nbytes: int) -> torch.Tensor:
+        """Memory for what runs on ``d2h``, one kernel after the other."""
+        if self._work.numel() < nbytes:
+            self._work = self.empty(nbytes, self.d2h)
+        return self._work
+
+    def run(self, stream: int, kernel: Kernel, *tensors: torch.Tensor) -> None:
+        if isinstance(kernel, Direct):
+            kernel.enqueue(self, stream, tensors)
+            return
+        with torch.cuda.stream(self.torch_stream(stream)), torch.no_grad():
             kernel(*tensors)
 
-    def record(self, stream: torch.cuda.Stream) -> Event:
-        return stream.record_event()
+    def copy(self, to: int, start: int, nbytes: int, stream: int) -> None:
+        """Bytes from one address to another, either of which may be pinned host memory."""
+        driver = self.driver
+        code = driver.copy(to, start, nbytes, stream)
+        if code:
+            driver.again(code, driver.copy, to, start, nbytes, stream)
 
-    def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
-        stream.wait_event(event)
+    def wait(self, stream: int, event: DriverEvent) -> None:
+        driver = self.driver
+        code = driver.wait(stream, event.handle, 0)
+        if code:
+            driver.again(code, driver.wait, stream, event.handle, 0)
 
-    def done(self, event: torch.cuda.Event) -> bool:
-        return event.query()
+    def done(self, event: DriverEvent) -> bool:
+        driver = self.driver
+        code = driver.query(event.handle)
+        if code and code != NOT_READY:
+            code = driver.again(code, driver.query, event.handle)
+        return not code
 
     def pin(self, nbytes: int) -> torch.Tensor:
         with _disable_current_modes():
@@ -155,8 +197,8 @@ class CudaBackend:
         return available_bytes()
 
     def synchronize(self) -> None:
-        self.d2h.synchronize()
-        self.h2d.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
 
 
 def backend_for(device: torch.device) -> Backend:

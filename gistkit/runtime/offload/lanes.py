@@ -1,53 +1,79 @@
 """Sparse encodings on the host in the bytes that they need, though only the device knows how many that is.
 
 cDMA compresses on the way to the link. Here an encode leaves its scratch of worst-case size on the device, and the copy
-stream packs it straight into a *lane*, a long span of the arena, from a cursor on that lies on the device
+stream packs it straight into a *lane*, a long span of the arena, from a byte on that lies on the device
 (:mod:`gistkit.kernels.sparse.lane`): what crosses the link is what is stored. The host sees to it that the worst case
 has room behind all that is in flight. It reads where each encoding lies, and how much is stored, when it sees the
 copy's event done; with that the copy engine fetches exactly these bytes. Where an encoding is wanted before, a kernel
 that reads the place on the device fetches it into arrays of worst-case size.
 
-A lane is a stack: its cursor goes back over what has ended at its top. Where encodings end in another order a second
-lane is begun, and the first one is empty in the meantime.
+A lane is a stack, of bytes and of cells: the encoding of number i begins where cell i of the device says, and its
+packing writes into cell i + 1 where the next one may begin. What has ended at the top is popped, and another one begins
+where it did. Where encodings end in another order a second lane is begun, and the first one is empty in the meantime.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache
 
 import torch
 
 from gistkit.codecs import CODECS, Encoded, Sparse
-from gistkit.kernels import ops, packed_bytes
-from gistkit.runtime.offload.arena import Part, PinnedArena, Span
-from gistkit.runtime.offload.backends import Backend, Event, copy
+from gistkit.kernels import bits_of, ops, packed_bytes
+from gistkit.kernels.launch import direct
+from gistkit.runtime.offload.arena import PinnedArena, Span
+from gistkit.runtime.offload.backends import Backend, CudaBackend, Direct, Event
+from gistkit.runtime.offload.parts import Bytes, Part
 
-PLACE_BYTES = 16
+CELL_BYTES = 16
+MOST_CELLS, AT_ONCE = 4096, 32
+
+
+class Cells:
+    """int64[2] each of one memory, seen when they are first asked for."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._all = memory.view(torch.int64).view(-1, 2)
+        self._seen: list[torch.Tensor] = []
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        while i >= len(self._seen):
+            n = len(self._seen)
+            self._seen.extend(self._all[n : n + AT_ONCE].unbind(0))
+        return self._seen[i]
 
 
 class Lane:
-    """A span, its cursor on the device (int64[1], bytes), and what lies below that, in order."""
+    """A span, and what lies in it, in order. ``places``: cells of the host at its end, where each packing says where
+    it has begun and how many items it has packed. ``begins``: the device's, one more."""
 
     def __init__(self, backend: Backend, span: Span) -> None:
-        self._backend, self.memory = backend, span.memory()
-        self.cursor = backend.empty(8, backend.d2h).view(torch.int64)
+        self.span, self.memory = span, span.memory()
+        n = lane_cells(span.stop - span.start)
+        self.nbytes = self.memory.numel() - n * CELL_BYTES
+        self.places = Cells(self.memory[self.nbytes :])
+        self._begins = backend.empty((n + 1) * CELL_BYTES, backend.d2h)
+        self.begins, self._most = Cells(self._begins), n
         self.shipments: list[Shipment] = []
-        backend.run(backend.d2h, torch.Tensor.zero_, self.cursor)
+        backend.run(backend.d2h, torch.Tensor.zero_, self.begins[0])
 
     def has_room(self, worst_bytes: int) -> bool:
-        """Whether so many bytes fit behind all that is or will be there; the cursor goes back over what has ended."""
-        ended = None
-        while self.shipments and self.shipments[-1].ended:
-            ended = self.shipments.pop()
-        if ended is not None:
-            self._backend.run(self._backend.d2h, _set_cursor, self.cursor, ended.place)
+        """Whether so many bytes fit behind all that is or will be there, what has ended at the top left out."""
+        shipments = self.shipments
+        while shipments and shipments[-1].ended:
+            shipments.pop()
         below = 0
-        for shipment in reversed(self.shipments):
+        for shipment in reversed(shipments):
             below += shipment.run_bytes
             if shipment.known():
                 below += shipment.start
                 break
-        return below + worst_bytes <= self.memory.numel()
+        return below + worst_bytes <= self.nbytes and len(shipments) < self._most
+
+
+def lane_cells(nbytes: int) -> int:
+    """Encodings in a lane of so many bytes: one to a page, and some."""
+    return min(nbytes // 4096 + 8, MOST_CELLS)
 
 
 class Lanes:
@@ -60,17 +86,22 @@ class Lanes:
     def shipment(self, encoded: Encoded) -> Shipment | None:
         """How an encoding goes to the host in a lane; None for one that is of known size, or is packed in another way
         than item by item. Raises HostMemoryError where there is no room for another lane."""
-        _, pending, spill = encoded.state()
-        form = CODECS[encoded.codec]
-        if not (pending and spill is None and isinstance(form, Sparse) and form.packs_within):
+        payload, pending, spill = encoded.state()
+        if not pending or spill is not None:
             return None
-        _, _, values, _ = encoded.payload
-        worst_bytes = packed_bytes(values.numel(), values.element_size(), _has_columns(encoded))
-        lane = next((lane for lane in self._lanes if lane.has_room(worst_bytes)), None)
-        if lane is None:
-            lane = Lane(self._backend, self._arena.take(max(self._nbytes, worst_bytes)))
+        values = payload[2]
+        kind = _kind(encoded.codec, values.dtype, values.numel())
+        if kind is None:
+            return None
+        for lane in self._lanes:
+            if lane.has_room(kind.worst_bytes):
+                break
+        else:
+            worst_bytes = kind.worst_bytes
+            nbytes = max(self._nbytes, worst_bytes + (lane_cells(worst_bytes) + 2) * CELL_BYTES)
+            lane = Lane(self._backend, self._arena.take(nbytes))
             self._lanes.append(lane)
-        return Shipment(self._backend, lane, encoded, form.slot)
+        return Shipment(self._backend, lane, kind)
 
     @property
     def nbytes(self) -> int:
@@ -82,104 +113,128 @@ class Lanes:
         self._lanes = []
 
 
-class Shipment:
-    """One encoding in a lane. ``place``: int64[2] on the device, where it begins and how many items are stored;
-    ``start`` and ``total`` are the same numbers once the host has them. ``ended``: nobody fetches it any more."""
+class Kind:
+    """Encodings of one codec whose scratch has so many items of a dtype."""
 
-    def __init__(self, backend: Backend, lane: Lane, encoded: Encoded, stride: int) -> None:
-        self._backend, self._memory, self._stride = backend, lane.memory, stride
-        values = encoded.payload[2]
-        self._dtype, self._most, self._columns = values.dtype, values.numel(), _has_columns(encoded)
-        self.place = backend.empty(PLACE_BYTES, backend.d2h).view(torch.int64)
-        self._there: torch.Tensor | None = None
-        self._sent: Event | None = None
-        self.start, self.total, self.ended, self._fetched = 0, None, False, 0
+    def __init__(self, codec: str, stride: int, dtype: torch.dtype, most: int) -> None:
+        self.columns, self.dtype, self.most, self.stride = codec.startswith("csr"), dtype, most, stride
+        self.worst_bytes = self.bytes_of(most)
+        self._ships: dict[int, direct.Ships] = {}
+
+    def bytes_of(self, items: int) -> int:
+        """Bytes of a lane that so many items take."""
+        return packed_bytes(items, self.dtype.itemsize, self.columns)
+
+    def rest(self, payload: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What goes to the host as it is, one behind the other: zvc's mask words, and counts."""
+        return payload[1:2] if self.columns else payload[:2]
+
+    def ships(self, values: torch.Tensor) -> direct.Ships:
+        """The launches on the device of the values."""
+        index = values.get_device()
+        found = self._ships.get(index)
+        if found is None:
+            bits, slots = bits_of(values).dtype, self.most // self.stride
+            found = self._ships[index] = direct.ships(slots, self.stride, bits, self.columns, index)
+        return found
+
+
+class Packing(Direct):
+    """values, index, counts, lane, begin, after, place, memory: ``gistkit::ship`` with the memory's run from
+    ``offset`` on as the rest."""
+
+    __slots__ = ("_kind", "_offset")
+
+    def __init__(self, kind: Kind, offset: int) -> None:
+        self._kind, self._offset = kind, offset
+
+    def __call__(self, values, index, counts, lane, begin, after, place, memory) -> None:
+        rest = memory[self._offset :]
+        ops.ship(values, index, counts, self._kind.stride, lane, begin, after, place, rest)
+
+    def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
+        ships = self._kind.ships(tensors[0])
+        ships(stream, backend.work(ships.work_bytes), *tensors, rest_start=self._offset)
+
+
+@lru_cache(maxsize=4096)
+def _kind(codec: str, dtype: torch.dtype, most: int) -> Kind | None:
+    form = CODECS[codec]
+    return Kind(codec, form.slot, dtype, most) if isinstance(form, Sparse) and form.packs_within else None
+
+
+class Shipment:
+    """One encoding in a lane. ``start`` and ``total``: where it begins and how many items are stored, once the host
+    knows, after the event ``sent``. ``ended``: nobody fetches it any more."""
+
+    __slots__ = ("_backend", "_fetched", "_lane", "_place", "_span", "ended", "kind", "sent", "start", "total")
+
+    def __init__(self, backend: Backend, lane: Lane, kind: Kind) -> None:
+        self._backend, self._span, self.kind = backend, lane.span, kind
         self._lane: Lane | None = lane  # until it is one of the lane's, so that there is no cycle
+        self._place: torch.Tensor | None = None
+        self.sent: Event | None = None
+        self.start, self.ended, self._fetched = 0, False, 0
+        self.total: int | None = None
 
     @property
     def run_bytes(self) -> int:
         """Bytes of the lane that it takes: what is stored, in the worst case where the host does not know."""
-        return packed_bytes(self._items, self._dtype.itemsize, self._columns)
+        return self.kind.worst_bytes if self.total is None else self.kind.bytes_of(self.total)
 
-    @property
-    def _items(self) -> int:
-        return self._most if self.total is None else self.total
-
-    def rest(self, payload: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """What goes to the host as it is: mask words, counts, and the place last."""
-        return (*(payload[1:2] if self._columns else payload[:2]), self.place)
-
-    def ship(self, payload: tuple[torch.Tensor, ...]) -> None:
-        """Enqueue the packing, which makes the place known to the device."""
+    def ship(self, payload: tuple[torch.Tensor, ...], span: Span) -> None:
+        """Enqueue the packing, and the way of the rest to the span."""
         index, counts, values, _ = payload
-        lane, columns = self._lane, (index,) if self._columns else ()
+        lane, backend, packing = self._lane, self._backend, Packing(self.kind, span.start)
         assert lane is not None
-        self._backend.run(
-            self._backend.d2h,
-            partial(_ship, self._stride),
-            values,
-            counts,
-            lane.memory,
-            lane.cursor,
-            self.place,
-            *columns,
-        )
+        number = len(lane.shipments)
+        cells = lane.begins[number], lane.begins[number + 1], lane.places[number]
+        backend.run(backend.d2h, packing, values, index, counts, lane.memory, *cells, span.chunk.memory)
+        self._place = cells[2]
         lane.shipments.append(self)
         self._lane = None
 
-    def sent(self, place: torch.Tensor, event: Event) -> None:
-        """After that event the host finds the place in ``place``, memory of its own."""
-        self._there, self._sent = place, event
-
     def known(self) -> bool:
         """Whether the host knows by now how much is stored, and where. Once it has ended it cannot learn that any more:
-        others may have written where the place was."""
-        if self.total is None and not self.ended and self._there is not None and self._backend.done(self._sent):
-            self.start, self.total = self._there.tolist()
+        another one's place may be where its own was."""
+        if self.total is None and not self.ended and self._place is not None and self._backend.done(self.sent):
+            self.start, self.total = self._place.tolist()
+            self._place = self.sent = None
         return self.total is not None
 
-    def fetch(self, memory: torch.Tensor) -> None:
-        """Enqueue the way back of the items to ``run_bytes`` of the device's memory."""
-        h2d, lane = self._backend.h2d, self._memory
-        self._fetched = self._items
-        if self.total is not None:
-            self._backend.run(h2d, copy, memory, lane[self.start : self.start + self.run_bytes])
+    def fetch(self, buffer: torch.Tensor, start: int) -> None:
+        """Enqueue the way back of the items to ``run_bytes`` of the device's memory, from byte ``start`` on."""
+        backend, span = self._backend, self._span
+        if self.total is None:
+            assert self._place is not None
+            self._fetched = self.kind.most
+            backend.run(backend.h2d, _unship, span.memory(), self._place, *self._over(buffer, start))
         else:
-            assert self._there is not None
-            self._backend.run(h2d, _unship, lane, self._there, *self._over(memory))
+            self._fetched = self.total
+            there = Bytes(start, span.start + self.start, self.run_bytes)
+            backend.run(backend.h2d, there, buffer, span.chunk.memory)
 
     def there(self, rest: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The payload in the host's own memory, its items packed, once they are there."""
         assert self.known()
-        self._fetched = self._items
-        return self.payload(rest, self._memory[self.start : self.start + self.run_bytes])
+        self._fetched = self.total or 0
+        return self.payload(rest, self._span.chunk.memory, self._span.start + self.start)
 
-    def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The payload that has arrived, its items packed; what lies behind the last of them is undefined."""
-        values, *columns = self._over(memory)
+    def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
+        """The payload that has arrived, its items packed from that byte of the memory on; what lies behind the last of
+        them is undefined."""
+        values, *columns = self._over(memory, start)
         index, counts = (columns[0], rest[0]) if columns else rest[:2]
         return index, counts, values, memory[:0]
 
-    def _over(self, memory: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _over(self, memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
         """Values, and csr's columns behind them, in a run's memory."""
-        n = self._fetched
-        values = Part(0, torch.Size((n,)), (1,), self._dtype).over(memory)
-        if not self._columns:
+        kind, n = self.kind, self._fetched
+        values = Part(start, torch.Size((n,)), (1,), kind.dtype, 0).over(memory)
+        if not kind.columns:
             return (values,)
-        start = packed_bytes(n, self._dtype.itemsize, False)
-        return values, Part(start, torch.Size((n,)), (1,), torch.uint8).over(memory)
-
-
-def _has_columns(encoded: Encoded) -> bool:
-    return encoded.codec.startswith("csr")
-
-
-def _set_cursor(cursor: torch.Tensor, place: torch.Tensor) -> None:
-    cursor.copy_(place[:1])
-
-
-def _ship(stride: int, values, counts, lane, cursor, place, columns=None) -> None:
-    ops.ship(values, columns, counts, stride, lane, cursor, place)
+        start += packed_bytes(n, kind.dtype.itemsize, False)
+        return values, Part(start, torch.Size((n,)), (1,), torch.uint8, 0).over(memory)
 
 
 def _unship(lane, place, values, columns=None) -> None:

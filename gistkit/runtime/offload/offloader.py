@@ -24,19 +24,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from functools import partial
-from typing import NamedTuple
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
 
 import torch
 
 from gistkit.codecs import Encoded
 from gistkit.errors import OffloadError
-from gistkit.kernels import is_dense
-from gistkit.runtime.offload.arena import PinnedArena, copy_parts, laid_out
-from gistkit.runtime.offload.backends import Backend, Event, Stream, copy
-from gistkit.runtime.offload.lanes import PLACE_BYTES, Lanes
+from gistkit.kernels import current_device, is_dense
+from gistkit.runtime.offload.arena import PinnedArena
+from gistkit.runtime.offload.backends import Backend, Event, Stream
+from gistkit.runtime.offload.lanes import Lanes
 from gistkit.runtime.offload.parcel import Parcel
-from gistkit.runtime.offload.records import Record, State
+from gistkit.runtime.offload.parts import Bytes, LayOut, laid_out
+from gistkit.runtime.offload.records import Record, State, versions_of
 
 
 class Offloader:
@@ -59,6 +60,9 @@ class Offloader:
         self._outgoing: deque[_Outgoing] = deque()
         self._queue: deque[Record] = deque()
         self._ended: deque[Record] = deque()
+        self.forget = self._ended.append
+        """Called with the record of a parcel that nobody holds any more, by a finaliser: in any thread and at any
+        moment, so without a lock."""
         self._fetches = 0
         self._last_read: tuple[int, Event] | None = None
         self._lock = threading.RLock()
@@ -66,6 +70,7 @@ class Offloader:
         """Bytes of sources that are kept alive for their copies."""
         self.arriving_bytes = 0
         """Bytes of arrivals that nobody has taken."""
+        self._open = True
         self._closed = weakref.finalize(self, _close, backend, self.arena)
         self._closed.atexit = False  # a process that ends gives its memory back by itself
 
@@ -75,49 +80,60 @@ class Offloader:
         Its memory must be of the current stream's pool. Raises HostMemoryError where the host has no room: nothing has
         happened then. A pending encoding goes in the bytes that it needs, if its values are packed one by one.
         """
-        form, tensors = (what.over(()), what.payload) if isinstance(what, Encoded) else (None, (what,))
-        with self._lock, torch.no_grad():
-            self._check_open()
-            self._collect()
-            shipment = self.lanes.shipment(what) if isinstance(what, Encoded) else None
-            record = Record(self.backend.compute(), tuple(_dense(t) for t in tensors), shipment)
+        with self._locked():
+            if not self._open:
+                raise _shut()
+            if self._outgoing or self._ended:
+                self._collect()
+            form = shipment = None
+            if isinstance(what, Encoded):
+                form, shipment, payload = what.over(()), self.lanes.shipment(what), what.payload
+                tensors = payload if shipment is not None else tuple([_dense(t) for t in payload])
+            else:
+                tensors = (_dense(what),)
+            record = Record(self.backend.compute(), tensors, shipment)
             record.span = self.arena.take(record.span_bytes)
             try:
                 self._send(record)
             except BaseException:
                 self._give_span(record)
                 raise
-            self.trim(self._run_ahead_bytes)
+            while self._outgoing and self.backend.done(self._outgoing[0].sent):
+                self._let_go()
+            while self.outgoing_bytes > self._run_ahead_bytes:
+                self._wait_for_oldest()
         return Parcel(self, record, form)
 
     def trim(self, limit_bytes: int) -> None:
         """Let go of the oldest sources until no more than ``limit_bytes`` are kept alive. The compute stream waits for
         their copies, so what it holds next may use their memory."""
-        with self._lock:
+        with self._locked():
             self._collect()
             while self.outgoing_bytes > limit_bytes:
                 self._wait_for_oldest()
 
     def release(self, record: Record) -> None:
         """See :meth:`Parcel.release`."""
-        with self._lock:
-            self._collect()
-            while record.state is State.OUTGOING:
-                self._wait_for_oldest()
+        if record.state is State.OUTGOING:
+            with self._locked():
+                self._collect()
+                while record.state is State.OUTGOING:
+                    self._wait_for_oldest()
 
     def host_copy(self, record: Record) -> tuple[torch.Tensor, ...]:
         """See :meth:`Parcel.host_copy`."""
-        with self._lock, torch.no_grad():
-            self._check_open()
-            assert record.span is not None
+        with self._locked():
+            if not self._open:
+                raise _shut()
+            span, shipment = record.span, record.shipment
+            assert span is not None
             self.backend.synchronize()
-            shipment, memory = record.shipment, record.span.memory()
-            sent = tuple([part.over(memory) for part in record.parts])
+            sent = tuple([part.over(span.chunk.memory, span.start) for part in record.parts])
             return sent if shipment is None else shipment.there(sent)
 
     def stored(self, record: Record, wait: bool) -> int | None:
         """See :meth:`Parcel.stored`."""
-        with self._lock:
+        with self._locked():
             shipment = record.shipment
             assert shipment is not None
             if not shipment.known() and wait:
@@ -127,7 +143,8 @@ class Offloader:
 
     def close(self) -> None:
         """Wait for the copies and unpin the host memory. Parcels that are on the host alone are lost."""
-        with self._lock:
+        with self._locked():
+            self._open = False
             self._closed()
             while self._outgoing:
                 self._let_go()
@@ -141,13 +158,14 @@ class Offloader:
         if self._last_read is not None:
             backend.wait(backend.d2h, self._last_read[1])
             self._last_read = None
-        memory, shipment = span.memory(), record.shipment
+        shipment = record.shipment
         if shipment is not None:
-            shipment.ship(record.tensors)
-        backend.run(backend.d2h, partial(copy_parts, record.parts), memory, *record.sent_tensors())
+            shipment.ship(record.tensors, span)
+        else:
+            backend.run(backend.d2h, LayOut(record.parts, span.start), span.chunk.memory, *record.tensors)
         sent = backend.record(backend.d2h)
         if shipment is not None:
-            shipment.sent(memory[record.parts[-1].start :][:PLACE_BYTES].view(torch.int64), sent)
+            shipment.sent = sent
         self._outgoing.append(_Outgoing(record, record.tensors, sent))
         self.outgoing_bytes += record.nbytes
 
@@ -162,7 +180,8 @@ class Offloader:
         record = self._outgoing.popleft().record
         self.outgoing_bytes -= record.nbytes
         if record.state is State.OUTGOING:
-            record.check_source()
+            if versions_of(record.tensors) != record.versions:
+                record.note_fault()
             record.move(State.HOST)
             record.tensors = ()
 
@@ -172,10 +191,6 @@ class Offloader:
             self._let_go()
         while self._ended:
             self._end(self._ended.popleft())
-
-    def forget(self, record: Record) -> None:
-        """Nobody holds the parcel any more. Called by a finaliser, so in any thread and at any moment: no lock."""
-        self._ended.append(record)
 
     def _end(self, record: Record) -> None:
         if record.state is State.ARRIVING:
@@ -187,8 +202,8 @@ class Offloader:
     def _give_span(self, record: Record) -> None:
         """What is sent there next overwrites it: behind the fetch from it, if there was one."""
         if record.span is not None:
-            self.arena.give(record.span)
-            record.span = None
+            span, record.span = record.span, None
+            span.chunk.give(span.start, span.stop)
             if record.shipment is not None:
                 record.shipment.ended = True
             if record.arrived is not None and (self._last_read is None or self._last_read[0] < record.arrived[0]):
@@ -196,33 +211,45 @@ class Offloader:
 
     def prefetch(self, record: Record) -> bool:
         """See :meth:`Parcel.prefetch`."""
-        with self._lock, torch.no_grad():
-            self._collect()
+        with self._locked():
+            if self._outgoing or self._ended:
+                self._collect()
             if record.state is State.OUTGOING:
                 self._take_source(record)
-            if record.state is State.HOST and record not in self._queue:
-                self._check_open()
+            if record.state is State.HOST and not self._open:
+                raise _shut()
+            if self._queue:
+                if record.state is State.HOST and record not in self._queue:
+                    self._queue.append(record)
+                self._fetch_queued()
+            elif record.state is State.HOST and not self._fetched(record):
                 self._queue.append(record)
-            self._fetch_queued()
             return record.state is not State.HOST
 
     def get(self, record: Record) -> tuple[torch.Tensor, ...]:
         """See :meth:`Parcel.get`."""
-        with self._lock, torch.no_grad():
-            self._collect()
+        with self._locked():
+            if self._outgoing or self._ended:
+                self._collect()
             if record.state is State.OUTGOING:
                 self._take_source(record)
             if record.state is State.HOST:
-                self._check_open()
+                if not self._open:
+                    raise _shut()
+                if record.shipment is not None:
+                    record.shipment.known()  # which makes it as small as what is stored
+                record.nbytes = record.arrival_bytes
                 self._fetch(record)
             if record.state is State.ARRIVING:
                 self._take(record)
-            if record.versions:
-                record.check_source()
+            if record.versions and versions_of(record.tensors) != record.versions:
+                record.note_fault()
             if record.fault:
                 raise RuntimeError(record.fault)
-            tensors = self._on_stream(record, self.backend.compute())
-            self._fetch_queued()
+            stream = self.backend.compute()
+            tensors = record.tensors if stream == record.stream else self._on_stream(record, stream)
+            if self._queue:
+                self._fetch_queued()
             return tensors
 
     def _take_source(self, record: Record) -> None:
@@ -232,28 +259,31 @@ class Offloader:
 
     def _fetch_queued(self) -> None:
         """Begin the fetches that were put off, oldest first, as far as there is room for them."""
-        while self._queue:
-            record = self._queue[0]
-            if record.state is State.HOST:
-                if record.shipment is not None and not record.shipment.known():
-                    return
-                if self.arriving_bytes and self.arriving_bytes + record.arrival_bytes > self._arrival_bytes:
-                    return
-                try:
-                    self._fetch(record)
-                except torch.OutOfMemoryError:  # get() tries again, and says so
-                    return
+        while self._queue and (self._queue[0].state is not State.HOST or self._fetched(self._queue[0])):
             self._queue.popleft()
 
+    def _fetched(self, record: Record) -> bool:
+        """Begin to fetch what is on the host, where its size is known and there is room for it; whether that was so."""
+        if record.shipment is not None and not record.shipment.known():
+            return False
+        record.nbytes = record.span_bytes if record.shipment is None else record.arrival_bytes
+        if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
+            return False
+        try:
+            self._fetch(record)
+        except torch.OutOfMemoryError:  # get() tries again, and says so
+            return False
+        return True
+
     def _fetch(self, record: Record) -> None:
+        """Begin to fetch its ``nbytes``."""
         backend, span, shipment = self.backend, record.span, record.shipment
         assert span is not None
-        record.nbytes = record.arrival_bytes
         buffer = backend.empty(record.nbytes, record.stream)
         backend.wait(backend.h2d, backend.record(record.stream))
-        backend.run(backend.h2d, copy, buffer[: record.span_bytes], span.memory()[: record.span_bytes])
+        backend.run(backend.h2d, Bytes(0, span.start, record.span_bytes), buffer, span.chunk.memory)
         if shipment is not None:
-            shipment.fetch(buffer[record.packed_start :])
+            shipment.fetch(buffer, record.packed_start)
         self._fetches += 1
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
@@ -272,31 +302,42 @@ class Offloader:
     def _on_stream(self, record: Record, stream: Stream) -> tuple[torch.Tensor, ...]:
         """The tensors, for work of that stream: copies in its own memory where it is not the put's."""
         backend = self.backend
-        if stream == record.stream:
-            return record.tensors
         backend.wait(stream, backend.record(record.stream))
         parts, nbytes = laid_out(record.tensors)
         buffer = backend.empty(nbytes, stream)
-        backend.run(stream, partial(copy_parts, parts), buffer, *record.tensors)
+        backend.run(stream, LayOut(parts, 0), buffer, *record.tensors)
         backend.wait(record.stream, backend.record(stream))
         return tuple([part.over(buffer) for part in parts])
 
-    def _check_open(self) -> None:
-        if not self._closed.alive:
-            raise OffloadError("offload: the offloader must be open, but it is closed; make a new one")
+    def _locked(self) -> AbstractContextManager[Any]:
+        """Under the lock, and with the backend's device as this thread's current one: handles of streams mean that."""
+        index = self.backend.device.index
+        if index is None or index == current_device():
+            return self._lock
+        both = ExitStack()
+        both.enter_context(torch.cuda.device(index))
+        both.enter_context(self._lock)
+        return both
 
 
-class _Outgoing(NamedTuple):
+class _Outgoing:
     """A source that is kept alive until its copy is done."""
 
-    record: Record
-    tensors: tuple[torch.Tensor, ...]
-    sent: Event
+    __slots__ = ("record", "sent", "tensors")
+
+    def __init__(self, record: Record, tensors: tuple[torch.Tensor, ...], sent: Event) -> None:
+        self.record, self.tensors, self.sent = record, tensors, sent
+
+
+def _shut() -> OffloadError:
+    return OffloadError("offload: the offloader must be open, but it is closed; make a new one")
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor:
     """t without its graph, as one block of memory."""
-    t = t.detach().resolve_conj().resolve_neg()
+    t = t.detach()
+    if t.is_conj() or t.is_neg():
+        t = t.resolve_conj().resolve_neg()
     return t if is_dense(t) else t.clone(memory_format=torch.preserve_format)
 
 

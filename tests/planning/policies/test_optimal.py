@@ -111,7 +111,7 @@ def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words)
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, SHARED, CUDA], ids=["cpu", "link", "shared", "cuda"])
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_near_brute_force(device, data):
     graph = data.draw(st.one_of(step_graphs(8), step_graphs(8, size=64, grown=True)))

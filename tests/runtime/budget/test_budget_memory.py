@@ -23,7 +23,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.registry import plain
-from tests.support.models import DenseNet, UNet
+from tests.support.models import DenseNet, UNet, bottlenecks
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.predicted import steady_peak_bytes
 from tests.support.sums import Operands, assert_sums
@@ -33,7 +33,7 @@ LIMITS = {"time_limit_s": 0.6}
 SHARES = (0.05, 0.3, 0.5, 0.7, 0.95)
 NETS = {
     "vgg16": (lambda: zoo.load("vgg16", num_classes=10, image_size=32), 32),
-    "resnet50": (lambda: zoo.load("resnet50", num_classes=10, image_size=32), 32),
+    "bottlenecks": (bottlenecks, 32),
     "googlenet": (lambda: zoo.load("googlenet", num_classes=10, image_size=32), 32),
     "dense": (DenseNet, 32),
     "unet": (UNet, 32),

@@ -136,8 +136,10 @@ def stepped(model, x, y, context, how):
     return peaks
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("how", ["loop", "step", "inside"])
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [("loop", torch.bfloat16), ("loop", torch.float16), ("step", torch.bfloat16), ("inside", torch.bfloat16)],
+)
 @pytest.mark.parametrize("name", MIXED)
 def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     """In a loop that leaves the context before backward, in gistkit.step, and where the model opens it itself."""

@@ -215,3 +215,18 @@ def test_a_lane_is_no_memory_of_the_device():
         assert parcel.state is State.HOST and live.current_bytes < x.nbytes
         parcel.get()
         assert live.peak_bytes < 3 * x.nbytes  # a scratch and an arrival, each somewhat larger than x
+
+
+def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=MIB, lane_bytes=100_000)
+    x = torch.zeros(5000)
+    x[:70] = 1.0
+    encoded = codec("zvc").begin(x)
+    payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+    parcel = offloader.put(encoded.over(tuple(payload)))
+    del payload
+    device.finish()
+    got = parcel.get()
+    assert got.payload[2].numel() == got.nonzeros == 70 and parcel.device_bytes < 2000
+    device.finish()
+    assert torch.equal(codec("zvc").decode(got), x) and not device.violations

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.support.offload_orders import PLENTY, Limits, Run, Step, backward_of, limits, steps
 
-SEEDS = 25
+SEEDS = 10
 plans = st.lists(steps, min_size=1, max_size=24)
 orders = settings(deadline=None, derandomize=True, max_examples=100)
 

@@ -105,11 +105,11 @@ def test_larger_images_are_refused_however_often_smaller_ones_came():
     plan = replace(gist(graph), budget_bytes=2**40, contract=Contract(BATCH))
     assert plan.plain_bytes == graph.kept_bytes == sum(b.nbytes for b in held(graph))
     twin = gistkit.compress(copy.deepcopy(model), plan)
-    for size in (8, 16, 12, 16):
+    for size in (8, 16, 8):
         step(twin, x[..., :size, :size], y)
     large, _ = data(32)
     text = rf"saves at most {plan.plain_bytes} bytes in plain PyTorch, .*, got one that saves \d+, of inputs of shape "
-    for rows in (4, 4, 2):  # four times the pixels: two rows save more than was planned for four
+    for rows in (4, 2):  # four times the pixels: two rows save more than was planned for four
         shape = rf"\({rows}, 3, 32, 32\); plan for inputs of these sizes"
         with pytest.raises(PlanMismatchError, match=text + shape):
             twin(large[:rows])

@@ -18,7 +18,7 @@ from gistkit.ir.returns import digest_bytes
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate
-from tests.support.models import DenseNet, UNet
+from tests.support.models import DenseNet, UNet, bottlenecks
 from tests.support.predicted import steady_peak_bytes
 from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured, planned
 from tests.support.training import assert_same, batches
@@ -27,8 +27,7 @@ NETS = {
     "chain": (chain, 8, 4, F.cross_entropy),
     "dropout": (lambda: chain(dropout=0.3), 8, 4, F.cross_entropy),
     "vgg16": (lambda: zoo.MODELS["vgg16"](num_classes=10, image_size=32), 32, 5, F.cross_entropy),
-    "resnet50": (lambda: zoo.MODELS["resnet50"](num_classes=10, image_size=32), 32, 5, F.cross_entropy),
-    "googlenet": (lambda: zoo.MODELS["googlenet"](num_classes=10, image_size=32), 32, 4, F.cross_entropy),
+    "bottlenecks": (bottlenecks, 32, 4, F.cross_entropy),
     "densenet": (DenseNet, 8, 4, F.cross_entropy),
     "unet": (UNet, 8, 3, by_pixel),
 }
