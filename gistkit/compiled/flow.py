@@ -1,7 +1,7 @@
 """What forward computes on the way to what backward reads, as plain data: the input of the choice of rebuilds.
 
 A :class:`Flow` has a :class:`Value` for each node of forward, in order. Storages are what memory is counted by: a view
-has its base's storage, costs nothing and is never kept for itself.
+has its base's storage, costs nothing, and is kept for itself only where keeping its base would change forward's bits.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Flow:
         return sum(storages.values())
 
     def base(self, v: Value) -> Value:
-        """The value that owns a view's storage."""
-        while v.view or v.storage < 0:
+        """The value that is kept for v: itself, or the one that owns a view's storage."""
+        while (v.view and v.weight >= UNKEPT) or v.storage < 0:
             v = self.values[v.inputs[0]]
         return v
 
@@ -87,14 +87,24 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
         storage = storage_of(node)
         view = _is_view_of_known(node, values, storage)
         is_needed = node.name in needed
+        stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
         values[node.name] = Value(
-            node.name, inputs, kind, storage, UNKEPT if view else packed_bytes(node), _bytes(node), is_needed, view,
-            follows=roundings.follows(node) and (not is_needed or roundings.may_be_dropped(node))
-            and not (relaid and _is_relaid(node)),
+            node.name, inputs, kind, storage, UNKEPT if view and not stays else packed_bytes(node), _bytes(node),
+            is_needed, view, follows=roundings.follows(node) and not stays and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node),
         )  # fmt: skip
     return Flow(values)
+
+
+def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:
+    """Whether what a view is of may be kept in its place."""
+    if not view:
+        return True
+    base = values[node.all_input_nodes[0].name]
+    while base.view or base.storage < 0:
+        base = values[base.inputs[0]]
+    return base.settled
 
 
 def _is_relaid(node: fx.Node) -> bool:

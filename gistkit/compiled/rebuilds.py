@@ -77,21 +77,15 @@ class _Reach:
 class _Search:
     def __init__(self, flow: Flow, limits: Limits) -> None:
         self.flow, self.limits = flow, limits
-        self.plain = {v.storage for v in flow.needed()}
         self.roots = [v.name for v in flow.needed() if flow.base(v).weight >= limits.least_bytes]
         small = {flow.base(v).name for v in flow.needed() if flow.base(v).weight < limits.least_bytes}
         self.small = small
-        self.banned: set[str] = set()
 
     def anew(self, v: Value) -> bool:
         return v.kind == CHEAP and (v.follows or not self.limits.bitwise)
 
     def weight(self, v: Value) -> int:
-        if v.view or v.name in self.banned or v.weight >= UNKEPT:
-            return UNKEPT
-        if v.settled or not self.limits.bitwise or v.storage in self.plain:
-            return v.weight
-        return UNKEPT
+        return v.weight if v.settled or not self.limits.bitwise else UNKEPT
 
     def reach(self, root: str, kept: Collection[str]) -> _Reach:
         """The rebuild of a root from what is kept."""
@@ -145,6 +139,8 @@ class _Search:
             if not over:
                 return pins
             pin = self.best_pin(over, reaches, kept | pins)
+            if pin in kept or pin in pins:  # a view of it is all that is left
+                return pins
             pins.add(pin)
             for root in self.roots:
                 if pin in reaches[root].nodes:
@@ -204,7 +200,7 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
         cones.append(Cone(
             root, reach.nodes, reach.leaves, extra, reach.depth, base.weight if gone else 0, reach.read_bytes, bitwise
         ))  # fmt: skip
-    kept_bytes = sum(values[n].weight for n in used)
+    kept_bytes = sum({values[n].storage: values[n].weight for n in used}.values())
     names = tuple(n for n in values if n in used)
     return Choice(names, tuple(map(search.reason, names)), tuple(cones), flow.plain_bytes(), kept_bytes)
 
