@@ -154,10 +154,6 @@ def _backward(codec):
     return lambda x: (x, *getattr(ops, f"{codec}_encode")(x, "raw"), EMPTY, x.clone(), "raw", "none", False)
 
 
-def places():
-    return torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
-
-
 OPERATOR_CASES = {
     "zvc_encode": lambda x: (x, "raw"),
     "csr_encode": lambda x: (x, "fp8"),
@@ -165,11 +161,12 @@ OPERATOR_CASES = {
     "csr_compact": lambda x: (x[:512].byte(), x[:512], torch.tensor([256, 9], dtype=torch.int16), 265),
     "ship": lambda x: (
         x,
-        None,
+        torch.full((32,), -1, dtype=torch.int32),
         torch.tensor([1024], dtype=torch.int16),
         1024,
         x.new_zeros(8192, dtype=torch.uint8),
-        *places(),
+        *(torch.full((1,), 512), torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)),
+        x.new_zeros(130, dtype=torch.uint8),
     ),
     "unship": lambda x: (x.new_zeros(8192, dtype=torch.uint8), torch.tensor([512, 1000]), x, None),
     "zvc_decode": _decode("zvc"),
