@@ -39,6 +39,7 @@ from torch import nn
 
 import gistkit
 from bench.networks import GPT
+from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
@@ -295,9 +296,7 @@ def line_of(row: dict[str, Any], compiled: dict[str, Any]) -> str:
     head = f"{row['model']} {row['conf']} {row['variant']}: "
     if "error" in row:
         return head + row["error"][:300]
-    keys = [k for k in ("step_ms", "host_ms", "kept_mib", "peak_mib", "cold_s", "warm_s") if k in row]
-    shares = [f" ({row[k] / compiled[k]:.2f}x)" if compiled.get(k) else "" for k in keys]
-    text = ", ".join(f"{k.replace('_', ' ')} {row[k]:.1f}{share}" for k, share in zip(keys, shares, strict=True))
+    text = beside(row, compiled, ("step_ms", "host_ms", "kept_mib", "peak_mib", "cold_s", "warm_s"))
     same = f", {row['equal']} of {row['of']} tensors equal" if "equal" in row else ""
     worst = f" (worst {row['worst']}: {row['worst_error']:.1e})" if row.get("worst") else ""
     return head + text + same + worst

@@ -34,9 +34,9 @@ from torch import fx, nn
 from bench.networks import GPT
 from gistkit.benchmark.measure import MIB, environment, utc
 from gistkit.compiled import compat, joint
-from gistkit.compiled.flow import UNKEPT, Flow, Value, describe
-from gistkit.compiled.packing import own_tensors
-from gistkit.compiled.rebuilds import Choice, Limits, choose
+from gistkit.compiled.forms.packing import own_tensors
+from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
+from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
 
 TIMM = {

@@ -1,8 +1,9 @@
-"""Reading rows back."""
+"""Reading rows back, and saying one beside another."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,3 +21,10 @@ def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
                 if kind is None or row["kind"] == kind:
                     found.append(row)
     return found
+
+
+def beside(row: dict[str, Any], other: dict[str, Any], keys: Iterable[str]) -> str:
+    """The row's figures in words, each with its multiple of the other's where that has it."""
+    found = [k for k in keys if k in row]
+    shares = [f" ({row[k] / other[k]:.2f}x)" if other.get(k) else "" for k in found]
+    return ", ".join(f"{k.replace('_', ' ')} {row[k]:.1f}{share}" for k, share in zip(found, shares, strict=True))

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 
 import gistkit
 from bench.networks import densenet121
+from bench.rows import beside
 from gistkit import zoo
 from gistkit.benchmark.measure import MIB, environment, utc
 
@@ -173,9 +174,7 @@ def _line(row: dict[str, Any], plain: dict[str, Any]) -> str:
     head = f"{row['model']} {row['conf']} {row['variant']}: "
     if "error" in row:
         return head + row["error"]
-    keys = [k for k in ("step_ms", "host_ms", "kept_mib", "peak_mib") if k in row]
-    shares = [f" ({row[k] / plain[k]:.2f}x)" if plain.get(k) else "" for k in keys]
-    text = ", ".join(f"{k.replace('_', ' ')} {row[k]:.1f}{share}" for k, share in zip(keys, shares, strict=True))
+    text = beside(row, plain, ("step_ms", "host_ms", "kept_mib", "peak_mib"))
     return f"{head}{text}, first steps {row['first_s']} s"
 
 

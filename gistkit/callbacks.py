@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gistkit.report import report
+from gistkit.report import CompiledReport, report
 
 MIB = 2**20
 PREFIX = "gistkit/"
@@ -27,6 +27,8 @@ def memory_figures(model: torch.nn.Module) -> dict[str, float]:
     """
     of_model = report(model)
     figures = {"kept_mib": of_model.kept_bytes, "plain_kept_mib": of_model.plain_kept_bytes}
+    if isinstance(of_model, CompiledReport) and not of_model.graphs:
+        figures = {}  # nothing is known of graphs that PyTorch's caches had
     device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     if device.type == "cuda":
         figures["peak_mib"] = torch.cuda.max_memory_allocated(device)

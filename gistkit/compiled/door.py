@@ -149,8 +149,10 @@ def compile(
 ) -> Callable:
     """``torch.compile(model, **compile_kwargs)``, whose training steps keep fewer bytes between forward and backward.
 
-    Example: ``model = gistkit.compile(model)``. Without ``lossy`` the loss and all gradients are ``torch.equal`` to
-    those of ``torch.compile`` with the same ``compile_kwargs`` (``mode``, ``options``, ``dynamic``, ``fullgraph``).
+    Example: ``model = gistkit.compile(model)``. With ``fidelity="bitwise"`` and without ``lossy`` the loss and all
+    gradients are ``torch.equal`` to those of ``torch.compile`` with the same ``compile_kwargs`` (``mode``, ``options``,
+    ``dynamic``, ``fullgraph``): tested on the CPU. On a GPU this class encodes masks and max-pools' maps alone;
+    ``fidelity="reassociated"`` rebuilds tensors there too, and what reads them may round or sum otherwise.
     ``eval()`` and ``no_grad`` run what torch.compile runs. :func:`gistkit.report` tells what was decided.
 
     ``plan``: one of :func:`gistkit.plan`; its lossy format and budget apply. Its decisions are about the eager step's

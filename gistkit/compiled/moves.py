@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from gistkit.compiled import compat, edit, lossy, packing
+from gistkit.compiled import compat, edit
+from gistkit.compiled.forms import lossy, packing
+from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.narrow import Narrow
-from gistkit.compiled.rebuilding import planned
-from gistkit.compiled.rebuilds import Limits
+from gistkit.compiled.rebuilds.choice import Limits
+from gistkit.compiled.rebuilds.cones import planned
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -80,15 +81,15 @@ class Moves:
         budget_bytes = parse_budget(budget, plain)
         assert budget_bytes is not None
         least: dict[str, int] = {}
-        exact = self.settings.fidelity
-        for fidelity, moves in ((exact, self._exact_moves()), ("lossy", self._narrow_moves())):
+        lossless = self.settings.fidelity
+        for fidelity, moves in ((lossless, self._exact_moves()), ("lossy", self._narrow_moves())):
             for move in moves:
                 if peak <= budget_bytes:
                     break
                 move()
                 self.pair.drop_unread()
                 peak = predicted_peak(self.pair)
-            if fidelity == exact or self.settings.lossy:
+            if fidelity == lossless or self.settings.lossy:
                 least[fidelity] = peak
         if peak > budget_bytes:
             remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')

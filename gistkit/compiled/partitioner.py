@@ -20,7 +20,7 @@ from gistkit.version import VERSION
 def sources() -> str:
     """A digest of this room's code: graphs in PyTorch's caches hold for the code that cut them."""
     digest = hashlib.sha256(VERSION.encode())
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

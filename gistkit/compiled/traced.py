@@ -18,7 +18,8 @@ from gistkit.runtime import WHEN_TRACED, CompressedForward
 
 _SETTINGS: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()
 _OWNERS: weakref.WeakKeyDictionary[Any, list[CompressedForward]] = weakref.WeakKeyDictionary()
-_RECORDS: weakref.WeakKeyDictionary[CompressedForward, list[GraphRecord]] = weakref.WeakKeyDictionary()
+_RECORDS: weakref.WeakKeyDictionary[CompressedForward, dict[int, list[GraphRecord]]] = weakref.WeakKeyDictionary()
+"""By the number of the Python frame: one that is compiled again takes the place of the first."""
 
 
 def note(stand_in: CompressedForward) -> None:
@@ -36,7 +37,10 @@ def note(stand_in: CompressedForward) -> None:
             f"compile: compressed models in one graph must have the same settings, got {known} and {settings}; "
             "compress the module around them instead"
         )
-    _OWNERS.setdefault(context, []).append(stand_in)
+    owners = _OWNERS.setdefault(context, [])
+    if stand_in not in owners:
+        owners.append(stand_in)
+    _RECORDS.setdefault(stand_in, {})
     compat.set_partitioner(ForTraced())
 
 
@@ -49,12 +53,14 @@ def settings_in_force() -> Settings | None:
 def remember(records: list[GraphRecord]) -> None:
     """What was decided for the graph that is being compiled, for the reports of its models."""
     for stand_in in _OWNERS.get(compat.tracing_context(), ()):
-        _RECORDS.setdefault(stand_in, []).extend(records)
+        _RECORDS[stand_in][compat.frame()] = records
 
 
-def records_of(stand_in: CompressedForward) -> list[GraphRecord]:
-    """What was decided for graphs of a compressed model in this process; none where they came from PyTorch's caches."""
-    return _RECORDS.get(stand_in, [])
+def records_of(stand_in: CompressedForward) -> list[GraphRecord] | None:
+    """What was decided for graphs of a compressed model in this process, nothing for those that came from PyTorch's
+    caches; None where torch.compile has not traced the model."""
+    found = _RECORDS.get(stand_in)
+    return None if found is None else [r for records in found.values() for r in records]
 
 
 WHEN_TRACED.append(note)

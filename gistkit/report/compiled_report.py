@@ -11,6 +11,10 @@ from gistkit.report.tables import MIB, rendered, table
 
 SHOWN = 40
 WIDTH = 150
+NOTHING = (
+    "no training step has been compiled yet, or PyTorch's caches had its graphs and no record of them is left; "
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles them anew"
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class CompiledReport:
 
     def __str__(self) -> str:
         if not self.graphs:
-            return rendered(["no training step has been compiled yet"], WIDTH)
+            return rendered([NOTHING], WIDTH)
         done: dict[str, int] = {}
         for name, count in (item for graph in self.graphs for item in graph.rewrites):
             done[name] = done.get(name, 0) + count

@@ -140,7 +140,7 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
             return CompiledReport(tuple(graphs))
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
-    if engine.stats is None and (graphs := records_of_traced(stand_in)):
+    if engine.stats is None and (graphs := records_of_traced(stand_in)) is not None:
         return CompiledReport(tuple(graphs))
     about, plan = (engine.stats, tuple(engine.all_notes), engine.densities), engine.plan
     if plan is None or plan.budget_bytes is None:

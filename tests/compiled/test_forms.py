@@ -6,8 +6,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.forms import map4, mask1, packing_dim
-from gistkit.compiled.narrow import Narrow, narrow
+from gistkit.compiled.forms.bits import map4, mask1, packing_dim
+from gistkit.compiled.forms.narrow import Narrow, narrow
 from gistkit.formats import VALUE_FORMS
 from gistkit.kernels import ops
 from tests.support import compiled_cases

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gistkit.compiled.cut import cheapest
-from gistkit.compiled.flow import CHEAP, FREE, MADE, Flow, Value, describe
-from gistkit.compiled.rebuilding import rebuild_saved
-from gistkit.compiled.rebuilds import Limits, choose
-from gistkit.compiled.rounding import Roundings
+from gistkit.compiled.rebuilds.choice import Limits, choose
+from gistkit.compiled.rebuilds.cones import rebuild_saved
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, describe
+from gistkit.compiled.rebuilds.min_cut import cheapest
+from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import value
 from tests.support.compiled_cases import NETS, assert_same, case, run_edited
 

@@ -1,10 +1,10 @@
 """Which of the tensors that backward reads are kept, and which are computed anew from those: rebuilds.
 
-The choice is a minimum cut over all of forward (:mod:`gistkit.compiled.cut`), so that a tensor that PyTorch's cut did
-not keep is kept where it serves several rebuilds: a convolution's output for the norm, the activation and the mask
-behind it. A cut alone would rebuild the last block's input from every block before it. So each rebuild is held to
-limits, and where it exceeds them a value on its way is kept after all: the one that serves most such rebuilds for its
-bytes, and of equal ones the last.
+The choice is a minimum cut over all of forward (:mod:`gistkit.compiled.rebuilds.min_cut`), so that a tensor
+that PyTorch's cut did not keep is kept where it serves several rebuilds: a convolution's output for the norm, the
+activation and the mask behind it. A cut alone would rebuild the last block's input from every block before it. So
+each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the one that serves
+most such rebuilds for its bytes, and of equal ones the last.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gistkit.compiled.cut import cheapest, region
-from gistkit.compiled.flow import CHEAP, FREE, UNKEPT, Flow, Value
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, UNKEPT, Flow, Value
+from gistkit.compiled.rebuilds.min_cut import cheapest, region
 
 _ROUNDS = 12
 _SMALL = 64

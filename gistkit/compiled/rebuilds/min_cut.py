@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from gistkit.compiled.flow import FREE, UNKEPT, Flow, Value
+from gistkit.compiled.rebuilds.flow import FREE, UNKEPT, Flow, Value
 
 _INFINITE = 1 << 30
 _FINEST = 1 << 28

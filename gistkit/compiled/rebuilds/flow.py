@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.rounding import Roundings
+from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims

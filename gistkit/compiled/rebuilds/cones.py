@@ -1,4 +1,4 @@
-"""Carrying out a choice of rebuilds on a cut pair of graphs."""
+"""The choice of rebuilds for a cut pair of graphs, as cones of its nodes, and carried out."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from gistkit.compiled import edit, rebuilds
-from gistkit.compiled.flow import describe
-from gistkit.compiled.rounding import Roundings
+from gistkit.compiled import edit
+from gistkit.compiled.rebuilds.choice import Choice, Cone, Limits, choose
+from gistkit.compiled.rebuilds.flow import describe
+from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import Pair
 
-_DEFAULT = rebuilds.Limits()
+_DEFAULT = Limits()
 
 
 def planned(
-    pair: Pair, static_inputs: Iterable[int] | None = None, limits: rebuilds.Limits = _DEFAULT
-) -> tuple[rebuilds.Choice, list[edit.Cone]]:
+    pair: Pair, static_inputs: Iterable[int] | None = None, limits: Limits = _DEFAULT
+) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward. ``static_inputs``: indices of forward's
     inputs that outlive the step."""
-    choice = rebuilds.choose(describe(pair, static_inputs), limits)
+    choice = choose(describe(pair, static_inputs), limits)
     roundings = Roundings(pair)
     named = {node.name: node for node in pair.forward.graph.nodes}
     return choice, [_as_nodes(cone, named, roundings) for cone in choice.cones]
@@ -28,9 +29,9 @@ def planned(
 def rebuild_saved(
     pair: Pair,
     static_inputs: Iterable[int] | None = None,
-    limits: rebuilds.Limits = _DEFAULT,
+    limits: Limits = _DEFAULT,
     materialise: bool | None = True,
-) -> rebuilds.Choice:
+) -> Choice:
     """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``materialise`` as in
     :func:`gistkit.compiled.rebuild`. Returns what was chosen."""
     choice, cones = planned(pair, static_inputs, limits)
@@ -39,7 +40,7 @@ def rebuild_saved(
     return choice
 
 
-def _as_nodes(cone: rebuilds.Cone, named: dict[str, fx.Node], roundings: Roundings) -> edit.Cone:
+def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings) -> edit.Cone:
     nodes = tuple(named[name] for name in cone.nodes)
     inside = set(nodes)
     rounded = frozenset(

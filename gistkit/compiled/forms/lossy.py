@@ -13,7 +13,7 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from gistkit.compiled.narrow import FLOATS
+from gistkit.compiled.forms.narrow import FLOATS
 from gistkit.compiled.split import Pair, elements, is_tensor, value
 
 aten, prims = torch.ops.aten, torch.ops.prims

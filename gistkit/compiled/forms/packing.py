@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
-from gistkit.compiled import forms, lossy
 from gistkit.compiled.edit import Encoding
-from gistkit.compiled.narrow import narrow
+from gistkit.compiled.forms import bits, lossy
+from gistkit.compiled.forms.narrow import narrow
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, storage_of, value
 
@@ -62,14 +62,14 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     if elements(node) < LEAST_ELEMENTS:
         return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
     if x.dtype is torch.bool:
-        form = forms.mask1(x)
+        form = bits.mask1(x)
         return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
-    positions = forms.window_positions(node)
+    positions = bits.window_positions(node)
     if positions is None:
         return Choice(node, None, VALUES)
-    if positions > forms.MAP_POSITIONS:
+    if positions > bits.MAP_POSITIONS:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
-    form = forms.map4(x)
+    form = bits.map4(x)
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
 
 

@@ -1,0 +1,1 @@
+"""Forms of saved tensors as operators of a graph, and which tensor takes which."""
