@@ -14,6 +14,10 @@ kept bytes are the model's own. Columns of a row:
 
 ``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds is not
 run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
+
+To compile many networks side by side and measure each alone on the card, run it twice with the same ``--caches DIR``:
+first with ``--only-compile``, a process a network, then without, one process. The first step is ``cold_s`` in the
+first, and ``warm_s``, from another process's caches, in the second.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -43,6 +48,7 @@ from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.compiled import moves
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
@@ -55,15 +61,23 @@ SLEEP_CYCLES = 2_000_000_000
 
 
 class Variant(NamedTuple):
-    """How a model becomes what is called, what its bits are compared with, and PyTorch's own memory budget."""
+    """How a model becomes what is called, what its bits are compared with, PyTorch's own memory budget, and whether
+    Inductor rounds every bf16 value where eager PyTorch does."""
 
     prepare: Callable[..., Any]
     reference: str = ""
     activation_budget: float = 1.0
+    emulate_casts: bool = False
 
 
 def _gistkit(**words: Any) -> Callable[..., Any]:
     return lambda model, **options: gistkit.compile(model, **words, **options)
+
+
+def _rebuilt(model: nn.Module, **options: Any) -> Any:
+    """The rebuilds of the bitwise class on a GPU too, where they are not shown to be bitwise: what would differ?"""
+    moves.rebuilds_are_exact = lambda pair: True
+    return gistkit.compile(model, **options)
 
 
 def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
@@ -76,6 +90,9 @@ VARIANTS = {
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
+    "gistkit rebuilt": Variant(_rebuilt, "compile"),
+    "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
+    "gistkit emulated": Variant(_rebuilt, "compile emulated", emulate_casts=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
@@ -191,23 +208,38 @@ def alone(lock: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def fresh_caches() -> Iterator[None]:
-    """An empty folder for Inductor's caches."""
-    name, before = "TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ[name] = folder
+def caches(folder: Path | None) -> Iterator[None]:
+    """Inductor's caches in a folder, or in an empty one that goes when this is closed."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ[name] = str(folder or empty)
         try:
             yield
         finally:
             os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
-def row_of(name: str, conf: str, variant: Variant, options: argparse.Namespace) -> tuple[dict[str, Any], Bits]:
+@contextmanager
+def settings_of(variant: Variant) -> Iterator[None]:
+    """PyTorch's own settings, as the variant has them."""
+    budget = torch._functorch.config.patch(activation_memory_budget=variant.activation_budget)
+    with budget, torch._inductor.config.patch(emulate_precision_casts=variant.emulate_casts):
+        yield
+
+
+def row_of(name: str, conf: str, label: str, options: argparse.Namespace) -> tuple[dict[str, Any], Bits]:
     """The figures of a row, and its loss and gradients."""
-    with fresh_caches(), torch._functorch.config.patch(activation_memory_budget=variant.activation_budget):
+    variant, folder = VARIANTS[label], None
+    if options.caches:
+        folder = options.caches / "-".join((name, conf, *label.split(), options.mode))
+    first_step = "warm_s" if folder and folder.exists() else "cold_s"
+    with caches(folder), settings_of(variant):
         torch._dynamo.reset()
         first = Run(name, conf, variant, options)
-        found: dict[str, Any] = {"cold_s": first.seconds(lambda: first.step(update=False))}
+        found: dict[str, Any] = {first_step: first.seconds(lambda: first.step(update=False))}
+        if options.only_compile:
+            return found, {}
         with alone(options.lock):
             bits = first.bits()
             found |= first.times() | first.memory()
@@ -239,6 +271,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=TIMED)
     parser.add_argument("--lock", type=Path, help="file; who has the same one measures one after the other")
     parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
+    parser.add_argument("--caches", type=Path, help="folder for Inductor's caches, which stays")
+    parser.add_argument("--only-compile", action="store_true", help="only the first step of each")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
     return parser.parse_args(argv)
 
@@ -274,9 +308,9 @@ def main(argv: list[str] | None = None) -> int:
                 row |= {"kind": "compiled", "time_utc": utc(), **environment(options.device)}
                 reference = VARIANTS[name].reference
                 try:
-                    found, bits[name] = row_of(model, conf, VARIANTS[name], options)
+                    found, bits[name] = row_of(model, conf, name, options)
                     row |= found
-                    if reference in bits and reference != name:
+                    if bits.get(reference) and reference != name:
                         row |= {"reference": reference, **compared(bits[name], bits[reference])}
                 except Exception as error:
                     row, failed = {**row, "error": f"{type(error).__name__}: {error}"[:2000]}, True
