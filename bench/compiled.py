@@ -10,7 +10,9 @@ kept bytes are the model's own. Columns of a row:
 * ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
 * ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
 * ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
-  same weights and batch.
+  same weights and batch; ``repeats``: those of a second step of the same compiled model, which a network with atomic
+  additions does not repeat. ``unequal`` names some.
+* ``kernels``, with ``--profile``: what a step runs on the device, calls and microseconds; ``device_ms`` is their sum.
 
 ``--mode reduce-overhead`` compiles with CUDA graphs. ``--device cpu`` tries it out. A row that ``--out`` holds is not
 run again. Processes that have the same ``--lock FILE`` compile side by side and measure one after the other.
@@ -48,7 +50,6 @@ from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
-from gistkit.compiled import moves
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
@@ -57,6 +58,7 @@ MODELS = (
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
 WARM_UP, TIMED, RUNS = 5, 10, 3
+NAMED = 8
 SLEEP_CYCLES = 2_000_000_000
 
 
@@ -74,12 +76,6 @@ def _gistkit(**words: Any) -> Callable[..., Any]:
     return lambda model, **options: gistkit.compile(model, **words, **options)
 
 
-def _rebuilt(model: nn.Module, **options: Any) -> Any:
-    """The rebuilds of the bitwise class on a GPU too, where they are not shown to be bitwise: what would differ?"""
-    moves.rebuilds_are_exact = lambda pair: True
-    return gistkit.compile(model, **options)
-
-
 def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
     return lambda model, **_: prepare(model)
 
@@ -90,9 +86,8 @@ VARIANTS = {
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
-    "gistkit rebuilt": Variant(_rebuilt, "compile"),
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
-    "gistkit emulated": Variant(_rebuilt, "compile emulated", emulate_casts=True),
+    "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
@@ -195,6 +190,14 @@ class Run:
         self.drain()
         return {"kept_mib": kept[0] / MIB, "peak_mib": (torch.cuda.max_memory_allocated() - before) / MIB}
 
+    def kernels(self) -> list[tuple[str, int, float]]:
+        """What a step runs on the device: names, calls and microseconds, the longest first."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step()
+            self.drain()
+        rows = [(e.key[:160], e.count, e.self_device_time_total) for e in profile.key_averages()]
+        return sorted(rows, key=lambda row: -row[2])
+
 
 @contextmanager
 def alone(lock: Path | None) -> Iterator[None]:
@@ -242,7 +245,11 @@ def row_of(name: str, conf: str, label: str, options: argparse.Namespace) -> tup
             return found, {}
         with alone(options.lock):
             bits = first.bits()
+            found["repeats"] = len(bits) - len(unequal(bits, first.bits()))
             found |= first.times() | first.memory()
+            if options.profile:
+                found["kernels"] = first.kernels()
+                found["device_ms"] = sum(us for *_, us in found["kernels"]) / 1e3
         if options.warm:
             torch._dynamo.reset()
             again = Run(name, conf, variant, options)
@@ -252,10 +259,16 @@ def row_of(name: str, conf: str, label: str, options: argparse.Namespace) -> tup
 
 def compared(bits: Bits, reference: Bits) -> dict[str, Any]:
     """How many tensors are equal in every bit, of how many, and the largest relative error of the others."""
-    others = [n for n, t in bits.items() if not torch.equal(t, reference[n])]
+    others = unequal(bits, reference)
     errors = {n: float((bits[n] - reference[n]).norm() / reference[n].norm().clamp_min(1e-30)) for n in others}
     worst = max(errors, key=errors.__getitem__) if errors else ""
-    return {"equal": len(bits) - len(others), "of": len(bits), "worst": worst, "worst_error": errors.get(worst, 0.0)}
+    counts = {"equal": len(bits) - len(others), "of": len(bits), "unequal": others[:NAMED]}
+    return counts | {"worst": worst, "worst_error": errors.get(worst, 0.0)}
+
+
+def unequal(bits: Bits, reference: Bits) -> list[str]:
+    """The names of tensors that differ in a bit."""
+    return [name for name, tensor in bits.items() if not torch.equal(tensor, reference[name])]
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -273,6 +286,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
     parser.add_argument("--caches", type=Path, help="folder for Inductor's caches, which stays")
     parser.add_argument("--only-compile", action="store_true", help="only the first step of each")
+    parser.add_argument("--profile", action="store_true", help="each row has the kernels of a step and their times")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
     return parser.parse_args(argv)
 
@@ -330,8 +344,9 @@ def line_of(row: dict[str, Any], compiled: dict[str, Any]) -> str:
     head = f"{row['model']} {row['conf']} {row['variant']}: "
     if "error" in row:
         return head + row["error"][:300]
-    text = beside(row, compiled, ("step_ms", "host_ms", "kept_mib", "peak_mib", "cold_s", "warm_s"))
+    text = beside(row, compiled, ("step_ms", "host_ms", "device_ms", "kept_mib", "peak_mib", "cold_s", "warm_s"))
     same = f", {row['equal']} of {row['of']} tensors equal" if "equal" in row else ""
+    same += f", {row['repeats']} repeat" if "repeats" in row else ""
     worst = f" (worst {row['worst']}: {row['worst_error']:.1e})" if row.get("worst") else ""
     return head + text + same + worst
 

@@ -125,17 +125,20 @@ def frame() -> int:
 
 
 def register_materialised_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(x, after)`` is compiled: x becomes a buffer of its own, which is fused with nothing
-    and is not computed before ``after`` is."""
+    """Tell Inductor how ``operator(x, after, strides)`` is compiled: x becomes a buffer of its own, which is fused with
+    nothing and is not computed before ``after`` is."""
     register = private("torch._inductor.lowering", "register_lowering")
     virtualized = private("torch._inductor.virtualized", "V")
+    ir = private("torch._inductor", "ir")
 
     @register(operator, type_promotion_kind=None)
-    def lower(x: Any, after: Any) -> Any:
+    def lower(x: Any, after: Any, strides: Any = None) -> Any:
         graph = virtualized.graph
         first = len(graph.operations)
         after.realize()
         begin = len(graph.operations)
+        if strides is not None:
+            x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
         x.realize()
         name = after.get_name()
         for operation in graph.operations[begin:]:
@@ -143,6 +146,26 @@ def register_materialised_lowering(operator: Any) -> None:
                 graph.additional_buffer_deps[operation.get_operation_name()].add(name)
         if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
             graph.no_fuse_buffer_names.add(x.get_name())
+        return x
+
+
+def register_written_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x)`` is compiled: x becomes a buffer, which may be fused as any other, in the
+    layout that Inductor gives to what forward saves."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    virtualized = private("torch._inductor.virtualized", "V")
+    ir = private("torch._inductor", "ir")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any) -> Any:
+        graph = virtualized.graph
+        node = graph.current_node
+        strides = node.meta["val"].stride()
+        if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
+            strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
+        if strides and all(isinstance(s, int) for s in strides):
+            x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
+        x.realize()
         return x
 
 

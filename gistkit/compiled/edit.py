@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
-from gistkit.compiled.materialise import materialised, rounding
+from gistkit.compiled.materialise import materialised, rounding, writing
 from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
@@ -81,12 +81,13 @@ class Builder:
         return self(torch.ops.aten.full.default, list(shape), fill, **words)
 
 
-def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
+def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: bool = False) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves.
 
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
     False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
-    None: copies for the readers that Inductor can fuse, a buffer for the others.
+    None: copies for the readers that Inductor can fuse, a buffer for the others. ``laid_out``: such a buffer has the
+    layout that forward gives to what it saves.
 
     Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
@@ -99,21 +100,48 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True) -> None:
         fused_in_fp32 = not materialise and value(made).dtype in (torch.bfloat16, torch.float16)
         return build(rounding(), made) if fused_in_fp32 else made  # as its readers would read it from memory
 
-    _replace(pair, pair.place(cone.root), make, materialise)
+    _replace(pair, pair.place(cone.root), make, materialise, _strides(pair, cone.root) if laid_out else None)
     pair.forget(cone.root)
 
 
-def encode(pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False) -> list[fx.Node]:
+def encode(
+    pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False, apart: bool = False
+) -> list[fx.Node]:
     """Save a tensor in another form: encoded right behind its producer, decoded in backward, ``materialise`` as for
-    :func:`rebuild`. Returns the payload, nodes of forward."""
-    payload = list(form.encode(Builder(pair.forward.graph, _behind(node)), node))
+    :func:`rebuild`. ``apart``: encoded in a kernel of its own, decoded to the layout that forward gives to what it
+    saves. Returns the payload, nodes of forward."""
+    build = Builder(pair.forward.graph, _behind(node))
+    payload = list(form.encode(build, node))
+    if apart:
+        payload = [build(materialised(), part, node) for part in payload]
     for i, part in enumerate(payload):
         if part is not node:
             part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
-    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise)
+    strides = _strides(pair, node) if apart else None
+    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, strides)
     pair.forget(node)
     return payload
+
+
+def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
+    """Have forward write a tensor that it saves no more to memory, as if it were saved, so that Inductor cuts forward
+    into the kernels of plain ``torch.compile``. ``rounded``: to its own dtype for all who read it."""
+    readers = [user for user in node.users if user.op != "output"]
+    if not readers or node.op != "call_function":
+        return
+    build = Builder(pair.forward.graph, _behind(node))
+    made = build(writing(), build(rounding(), node) if rounded else node)
+    for reader in readers:
+        reader.replace_input_with(node, made)
+
+
+def _strides(pair: Pair, node: fx.Node) -> list[int] | None:
+    """The layout in which Inductor saves a node of forward; None where a size is symbolic."""
+    x = value(node)
+    if x.dim() == 4 and compat.prefers_channels_last(pair.forward):
+        x = torch.empty_like(x, memory_format=torch.channels_last)
+    return list(x.stride()) if all(isinstance(s, int) for s in x.stride()) else None
 
 
 def _behind(node: fx.Node) -> fx.Node:
@@ -146,7 +174,13 @@ def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Nod
     return here
 
 
-def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None) -> None:
+def _replace(
+    pair: Pair,
+    place: fx.Node,
+    make: Callable[[Builder], fx.Node],
+    materialise: bool | None,
+    strides: list[int] | None = None,
+) -> None:
     """Give the readers of a placeholder of backward what ``make`` makes instead."""
     graph = pair.backward.graph
     sink_views(place)
@@ -155,7 +189,7 @@ def _replace(pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], mat
     if from_memory:
         build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, from_memory[0]) or made)
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made, strides)
         for user in from_memory:
             user.replace_input_with(place, made)
     made, before = None, None

@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from torch import fx
+
 from gistkit.compiled import compat, edit
 from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.planning.cost import parse_budget
 
@@ -37,13 +40,11 @@ class Settings:
         return self.fidelity == "bitwise" and self.lossy is None
 
 
-NOT_SHOWN = "rebuilt only with fidelity='reassociated': on a GPU what reads it may round or sum otherwise"
-
-
-def rebuilds_are_exact(pair: Pair) -> bool:
-    """Whether gradients keep the bits of torch.compile when saved tensors are rebuilt: shown on the CPU. On a GPU 120
-    of ResNet-50's 162 tensors and none of ViT-S's 153 did (bf16, torch 2.11)."""
-    return all(value(node).device.type == "cpu" for node in pair.tensors)
+def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
+    """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
+    Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
+    placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
+    return settings.exact and any(x.device.type != "cpu" for x in placed)
 
 
 class Moves:
@@ -52,20 +53,19 @@ class Moves:
     def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
         self.pair, self.settings = pair, settings
         self.notes: list[str] = []
-        self._plain = {storage_of(node): node for node in reversed(packing.own_tensors(pair))}
+        self._saved = packing.own_tensors(pair)
+        self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
         self._rounding = None
         if settings.lossy is not None:
             static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
             self._rounding = packing.Rounding(settings.lossy, static, last)
-        choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact))
+        self._same = same_kernels(settings, pair.forward)
+        choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
         self._cones = sorted(cones, key=lambda cone: -ratio[cone.root.name])
-        if settings.exact and not rebuilds_are_exact(pair):
-            self._reasons |= {cone.root.name: NOT_SHOWN for cone in cones}
-            self._cones = []
 
     def all(self) -> None:
         """Make every move."""
@@ -99,6 +99,13 @@ class Moves:
             f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
         )
 
+    def finish(self) -> None:
+        """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
+        for node in self._saved if self._same else ():
+            if not self.pair.is_saved(node) and not is_view(node):
+                edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
+        self.pair.finish()
+
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
         found = packing.choices(self.pair, self._rounding)
@@ -131,7 +138,7 @@ class Moves:
     def _rebuild(self, cone: edit.Cone) -> None:
         if not self.pair.is_saved(cone.root):
             return
-        edit.rebuild(self.pair, cone, materialise=True if self.settings.exact else None)
+        edit.rebuild(self.pair, cone, True if self.settings.exact else None, laid_out=self._same)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
         self._made[node.name] = packing.described(
             node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"
@@ -142,7 +149,8 @@ class Moves:
         if choice.form is None or not self.pair.is_saved(node):
             return
         fused = not isinstance(choice.form, Narrow)  # a narrow tensor that is read from memory is decoded once
-        payload = edit.encode(self.pair, node, choice.form, materialise=False if fused else None)
+        fuse = True if self._same else False if fused else None
+        payload = edit.encode(self.pair, node, choice.form, materialise=fuse, apart=self._same)
         self._payload.update(part.name for part in payload)
         kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
         self._made[node.name] = packing.described(node, choice.form.name, plain, kept, choice.reason)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 
 from gistkit.compiled import compat, joint, record
-from gistkit.compiled.moves import Moves, Settings
+from gistkit.compiled.moves import Moves, Settings, same_kernels
 from gistkit.compiled.split import Pair
 from gistkit.version import VERSION
 
@@ -30,7 +30,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    rewrites = joint.rewritten(joint_graph)
+    rewrites = joint.rewritten(joint_graph, pools=not same_kernels(settings, joint_graph))
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:
@@ -38,7 +38,7 @@ def cut(
     else:
         moves.within(settings.budget)
     rows = moves.rows()
-    pair.finish()
+    moves.finish()
     done = tuple((name, count) for name, count in rewrites.items() if count)
     record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes)))
     return pair.forward, pair.backward

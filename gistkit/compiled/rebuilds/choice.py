@@ -25,12 +25,13 @@ class Limits:
     """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
     ``least_bytes``: what is smaller is kept as it is. ``bitwise``: only rebuilds that give the forward's bits by
-    construction."""
+    construction. ``same_kernels``: forward keeps the kernels of plain ``torch.compile``."""
 
     depth: int = 4
     reads: float = 4.0
     least_bytes: int = 1 << 16
     bitwise: bool = True
+    same_kernels: bool = False
 
 
 @dataclass(frozen=True)

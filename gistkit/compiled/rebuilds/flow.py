@@ -67,12 +67,13 @@ class Flow:
         return v
 
 
-def describe(pair: Pair, static_inputs: Iterable[int] | None = None) -> Flow:
-    """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
+def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False) -> Flow:
+    """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters.
+    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`."""
     static = set(static_inputs or ())
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
-    roundings = Roundings(pair)
+    roundings = Roundings(pair, same_kernels)
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
     values: dict[str, Value] = {}

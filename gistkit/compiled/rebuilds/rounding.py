@@ -24,7 +24,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.split import Pair, is_tensor, is_view, value
+from gistkit.compiled.split import Pair, is_tensor, is_view, storage_of, value
 
 aten = torch.ops.aten
 LOW = (torch.bfloat16, torch.float16)
@@ -44,10 +44,13 @@ def is_low(node: fx.Node) -> bool:
 
 class Roundings:
     """The rounding of every low-precision value of a pair's forward, as each of its readers sees it in plain
-    ``torch.compile``."""
+    ``torch.compile``. ``same_kernels``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
+    only what those write may be kept, and what is kept no more is written all the same."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: Pair, same_kernels: bool = False) -> None:
+        self._same_kernels = same_kernels
         self._saved = {node.name for node in pair.tensors}
+        self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved()
         self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
@@ -56,13 +59,15 @@ class Roundings:
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
+        if self._same_kernels:
+            return storage_of(node) in self._written_storages or self._in_memory(node)
         if node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(self.seen(node, reader) == FROM_MEMORY for reader in _readers(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
-        if not is_low(node) or self._emulated or self.exact(node):
+        if self._same_kernels or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(self._from_memory(node, reader, saved=False) for reader in _readers(node))
 
@@ -87,12 +92,21 @@ class Roundings:
             return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
         return IN_KERNEL if len(_readers(y)) == 1 else UNKNOWN
 
+    def _in_memory(self, node: fx.Node) -> bool:
+        """:func:`in_memory`, but on a GPU Inductor adds the bias of a convolution, and that of a product which is not
+        saved, in the kernel of what reads it."""
+        if not self._same_kernels or node.name in self._results or not in_memory(node):
+            return in_memory(node)
+        if node.target is aten.convolution.default:
+            return node.args[2] is None
+        return node.target is not aten.addmm.default or node.name in self._saved
+
     def exact(self, y: fx.Node) -> bool:
         """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
         if y not in self._exact:
             low = [n for n in y.all_input_nodes if is_low(n)]
             same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
-            self._exact[y] = in_memory(y) or (_selects(y) and same and all(self._exact_for(n, y) for n in low))
+            self._exact[y] = self._in_memory(y) or (_selects(y) and same and all(self._exact_for(n, y) for n in low))
         return self._exact[y]
 
     def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
@@ -108,7 +122,7 @@ class Roundings:
 
     def _written(self, y: fx.Node, saved: bool) -> int:
         """The place in forward's order from which on y is in memory; a large number where it may never be."""
-        if in_memory(y) or y.name in self._results or (saved and y.name in self._saved):
+        if self._in_memory(y) or y.name in self._results or (saved and y.name in self._saved):
             return self._order[y]
         kernels = [self._order[u] for u in y.users if u.op == "call_function" and in_memory(u)]
         views = [self._written(u, saved) for u in y.users if u.op == "call_function" and is_view(u)]
