@@ -63,13 +63,14 @@ SLEEP_CYCLES = 2_000_000_000
 
 
 class Variant(NamedTuple):
-    """How a model becomes what is called, what its bits are compared with, PyTorch's own memory budget, and whether
-    Inductor rounds every bf16 value where eager PyTorch does."""
+    """How a model becomes what is called, what its bits are compared with, PyTorch's own memory budget, and
+    Inductor's settings: every bf16 value rounded where eager PyTorch does; no choice of kernels by their time."""
 
     prepare: Callable[..., Any]
     reference: str = ""
     activation_budget: float = 1.0
     emulate_casts: bool = False
+    deterministic: bool = False
 
 
 def _gistkit(**words: Any) -> Callable[..., Any]:
@@ -83,11 +84,14 @@ def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
 VARIANTS = {
     "eager": Variant(_eager(lambda model: model)),
     "compile": Variant(torch.compile, "compile"),
+    "compile again": Variant(torch.compile, "compile"),
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
     "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
+    "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),
+    "gistkit deterministic": Variant(_gistkit(), "compile deterministic", deterministic=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
@@ -227,7 +231,8 @@ def caches(folder: Path | None) -> Iterator[None]:
 def settings_of(variant: Variant) -> Iterator[None]:
     """PyTorch's own settings, as the variant has them."""
     budget = torch._functorch.config.patch(activation_memory_budget=variant.activation_budget)
-    with budget, torch._inductor.config.patch(emulate_precision_casts=variant.emulate_casts):
+    inductor = {"emulate_precision_casts": variant.emulate_casts, "deterministic": variant.deterministic}
+    with budget, torch._inductor.config.patch(inductor):
         yield
 
 
