@@ -87,15 +87,20 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: b
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
     False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
     None: copies for the readers that Inductor can fuse, a buffer for the others. ``laid_out``: such a buffer has the
-    layout that forward gives to what it saves.
+    layout that forward gives to what it saves, and a leaf of which a view is saved is read through that.
 
     Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
-    leaves = {leaf: pair.place(leaf) for leaf in cone.leaves}
+    held = {leaf: pair.held(leaf) if laid_out else leaf for leaf in cone.leaves}
+    places = {leaf: pair.place(node) for leaf, node in held.items()}
 
     def make(build: Builder) -> fx.Node:
+        leaves = {
+            leaf: place if held[leaf] is leaf else build(torch.ops.aten.reshape.default, place, build.sizes(leaf))
+            for leaf, place in places.items()
+        }
         made = _copied(pair, build, cone, leaves)[cone.root]
         fused_in_fp32 = not materialise and value(made).dtype in (torch.bfloat16, torch.float16)
         return build(rounding(), made) if fused_in_fp32 else made  # as its readers would read it from memory

@@ -122,11 +122,11 @@ def _zero(node: Any) -> bool:
     return _is(node, aten.full.default, aten.scalar_tensor.default) and 0 in node.args
 
 
-def rewritten(joint: fx.GraphModule, pools: bool = True) -> dict[str, int]:
-    """Both rewrites, of the second only if ``pools``; how often each was done, in words."""
+def rewritten(joint: fx.GraphModule) -> dict[str, int]:
+    """Both rewrites; how often each was done, in words."""
     done = {
         "operands of which backward reads only the shape": shape_only_operands(joint.graph),
-        "masks of ReLUs that a max-pool's output tells": masks_behind_pools(joint.graph) if pools else 0,
+        "masks of ReLUs that a max-pool's output tells": masks_behind_pools(joint.graph),
     }
     joint.graph.eliminate_dead_code()
     joint.graph.lint()

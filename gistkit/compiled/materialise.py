@@ -4,7 +4,8 @@
 
 What is decoded or rebuilt in backward goes through it. The kernels that read x are then the ones that would read a
 saved x, so their arithmetic is that of plain ``torch.compile``, roundings to bf16 and orders of summation included.
-Inductor compiles it to no work at all: x is stored where it is computed. Elsewhere it is a copy.
+Inductor compiles it to no work at all: x is stored where it is computed, laid out by ``strides``, as Inductor lays out
+what is saved without telling the graph. Elsewhere it is a copy.
 
 ``gistkit::written(x)`` is x, as a buffer that forward writes, though it may be fused with others: what plain
 ``torch.compile`` does with a tensor that it saves. Where gistkit saves it no more, forward's kernels stay as they are.
@@ -27,7 +28,7 @@ _LIBRARY.define("materialised(Tensor x, Tensor after, int[]? strides=None) -> Te
 
 
 def _copy(x: torch.Tensor, after: torch.Tensor, strides: list[int] | None = None) -> torch.Tensor:
-    return x.clone() if strides is None else x.new_empty_strided(x.shape, strides).copy_(x)
+    return x.clone()
 
 
 _LIBRARY.impl("materialised", _copy, "CompositeExplicitAutograd")

@@ -65,6 +65,8 @@ class Moves:
         choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
+        if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
+            cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
         self._cones = sorted(cones, key=lambda cone: -ratio[cone.root.name])
 
     def all(self) -> None:

@@ -34,6 +34,13 @@ def is_number(node: Any) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
+def is_plain(node: fx.Node) -> bool:
+    """Whether a node's tensor has its elements in row-major order from the beginning of its storage on."""
+    x = value(node)
+    fixed = all(isinstance(n, int) for n in (*x.shape, *x.stride(), x.storage_offset()))
+    return fixed and x.is_contiguous() and x.storage_offset() == 0
+
+
 def elements(node: fx.Node) -> int:
     """Elements of a node's tensor, by the sizes that were traced."""
     return compat.hint(value(node).numel())
@@ -76,6 +83,13 @@ class Pair:
     def is_saved(self, node: fx.Node) -> bool:
         """Whether backward has a node of forward."""
         return node.name in self._places
+
+    def held(self, node: fx.Node) -> fx.Node:
+        """The node itself, or where it is not saved a saved one that has the same elements in the same order."""
+        if self.is_saved(node) or not is_tensor(node) or not is_plain(node):
+            return node
+        same = (n for n in self.tensors if storage_of(n) == storage_of(node) and is_plain(n))
+        return next((n for n in same if value(n).numel() == value(node).numel()), node)
 
     def is_overwritten(self, node: fx.Node) -> bool:
         """Whether an input of forward has other values by the time of backward, as a batch norm's running mean."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gistkit.compiled import Settings, cut, moves, record
+from gistkit.compiled import Settings, cut, record
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.moves import Moves
 from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, run_edited
@@ -72,16 +72,6 @@ def test_lossy_forms_round_activations_alone():
     assert graph.kept_bytes * 3 < graph.plain_bytes
     exact = {row.reason for row in graph.rows if row.form == "dense"}
     assert "fewer than 4096 elements" in exact
-
-
-def test_no_rebuild_is_called_bitwise_where_it_was_not_seen_to_be(monkeypatch):
-    model, x, y = case("resnet", rows=32)
-    monkeypatch.setattr(moves, "rebuilds_are_exact", lambda pair: False)  # as on a GPU
-    _, (bitwise,) = run(loss_of, model, [(x, y)], SETTINGS)
-    assert {row.form for row in bitwise.rows} <= {"dense", "drop", "mask1", "map4"}
-    assert any(row.reason == moves.NOT_SHOWN for row in bitwise.rows)
-    _, (free,) = run(loss_of, model, [(x, y)], Settings(fidelity="reassociated"))
-    assert "rebuild" in {row.form for row in free.rows} and free.kept_bytes < bitwise.kept_bytes
 
 
 def test_a_budget_takes_as_few_moves_as_it_needs():

@@ -1,0 +1,59 @@
+"""The bitwise class on a GPU: what plain torch.compile computes stays in the very kernels that it computes it in."""
+
+import warnings
+
+import pytest
+import torch
+
+from gistkit.compiled import Settings, moves, partitioner, record
+from tests.compiled.test_partitioner import amp_loss, run
+from tests.support.compiled_cases import assert_same, case, loss_of
+
+with warnings.catch_warnings():  # PyTorch's own, of torch.jit
+    warnings.simplefilter("ignore")
+    from tests.support import gpu_code
+
+from gistkit.compiled.custom import Partitioner
+
+NETS = ("vgg", "resnet", "transformer")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    for module in (moves, partitioner):
+        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss"), [*((name, amp_loss) for name in NETS), ("vgg", loss_of), ("resnet", loss_of)]
+)
+def test_results_have_the_same_bits(as_on_a_gpu, name, loss):
+    model, x, y = case(name, rows=32)
+    plain, _ = run(loss, model, [(x, y)], None)
+    ours, (graph,) = run(loss, model, [(x, y)], Settings())
+    assert_same(plain[0], ours[0])
+    assert graph.kept_bytes < graph.plain_bytes
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+@pytest.mark.parametrize("name", NETS)
+def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, name):
+    gpu_code.pretend_gpu(monkeypatch)
+    plain = gpu_code.kernels(lambda: case(name, rows=2048), amp_loss)
+    with record.collected() as found:
+        ours = gpu_code.kernels(lambda: case(name, rows=2048), amp_loss, Partitioner(Settings()))
+    for some, others in zip(plain, ours, strict=True):
+        assert set(gpu_code.reductions(some)) == set(gpu_code.reductions(others))
+    assert gpu_code.reductions(plain[1])
+    (graph,) = found
+    assert graph.kept_bytes < 0.85 * graph.plain_bytes
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+def test_a_fused_form_changes_kernels_with_sums(monkeypatch):
+    """What the other tests look for exists: rebuilds that are fused into their readers."""
+    name = "conv"
+    gpu_code.pretend_gpu(monkeypatch)
+    plain = gpu_code.kernels(lambda: case(name, rows=2048), loss_of)
+    ours = gpu_code.kernels(lambda: case(name, rows=2048), loss_of, Partitioner(Settings(fidelity="reassociated")))
+    assert set(gpu_code.reductions(plain[1])) != set(gpu_code.reductions(ours[1]))
