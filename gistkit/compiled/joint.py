@@ -20,7 +20,7 @@ from gistkit.compiled.edit import Builder
 from gistkit.compiled.split import is_tensor, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
-_VIEWS = (aten.view.default, aten.reshape.default)
+_COPIES = (aten.view.default, aten.reshape.default, aten.clone.default, prims.convert_element_type.default)
 _SHAPE_ONLY = {
     "max_pool2d_with_indices_backward": 1,
     "avg_pool2d_backward": 1,
@@ -69,6 +69,10 @@ def _moved(graph: fx.Graph, where: fx.Node) -> bool:
     pooled = next((u for u in pool.users if _is(u, operator.getitem) and u.args[1] == 0), None)
     if pooled is None or value(pooled).dtype != value(gradient).dtype:
         return False
+    while value(gradient).shape != value(pooled).shape and _is(chain[-1], *_COPIES):
+        gradient = chain.pop()  # as behind a pool that a flatten reads
+    if value(gradient).shape != value(pooled).shape:
+        return False
     build = Builder(graph, chain[-1], backward=True)
     masked = _masked(build, pooled, gradient)
     chain[-1].replace_input_with(gradient, masked)
@@ -102,7 +106,7 @@ def _pool_backward(node: fx.Node) -> tuple[list[fx.Node], Any, Any] | None:
 def _behind_copies(node: fx.Node) -> tuple[list[fx.Node], fx.Node]:
     """Views, copies and casts from a node on, and what they are of."""
     chain = []
-    while _is(node, *_VIEWS, aten.clone.default, prims.convert_element_type.default):
+    while _is(node, *_COPIES):
         chain.append(node)
         node = node.args[0]  # type: ignore[assignment]
     return chain, node

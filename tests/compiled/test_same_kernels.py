@@ -47,13 +47,3 @@ def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, nam
     assert gpu_code.reductions(plain[1])
     (graph,) = found
     assert graph.kept_bytes < 0.85 * graph.plain_bytes
-
-
-@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
-def test_a_fused_form_changes_kernels_with_sums(monkeypatch):
-    """What the other tests look for exists: rebuilds that are fused into their readers."""
-    name = "conv"
-    gpu_code.pretend_gpu(monkeypatch)
-    plain = gpu_code.kernels(lambda: case(name, rows=2048), loss_of)
-    ours = gpu_code.kernels(lambda: case(name, rows=2048), loss_of, Partitioner(Settings(fidelity="reassociated")))
-    assert set(gpu_code.reductions(plain[1])) != set(gpu_code.reductions(ours[1]))
