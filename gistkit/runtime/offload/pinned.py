@@ -20,12 +20,15 @@ from gistkit.errors import HostMemoryError
 
 PAGE_BYTES = 2**21
 PROBE_BYTES = 512
+_CHECKED: set[torch.device] = set()
+"""Devices that have written to pinned memory and read it: a step that pins more of it does not wait."""
 
 
 def pin(nbytes: int, device: torch.device) -> torch.Tensor:
-    """uint8[nbytes] that CUDA can address, checked by a small copy there and back. Slow: 0.1 to 0.5 s a GB.
+    """uint8[nbytes] that CUDA can address; the first of a device is checked by a small copy there and back, which waits
+    for the current stream. Slow: 0.1 to 0.5 s a GB.
 
-    Waits for the current stream. Raises HostMemoryError where the system has no such memory or does not let it be
+    Raises HostMemoryError where the system has no such memory or does not let it be
     pinned.
     """
     try:
@@ -43,9 +46,11 @@ def pin(nbytes: int, device: torch.device) -> torch.Tensor:
         with suppress(RuntimeError):
             torch.zeros(1, device=device)  # takes CUDA's last error away, which the next launch would raise
         raise HostMemoryError(nbytes, f"CUDA does not pin it: {code}; raise the limit of locked memory (ulimit -l)")
-    if not _written_and_read(memory[:PROBE_BYTES], device):
-        unpin(memory)
-        raise HostMemoryError(nbytes, f"what {device} writes there does not come back")
+    if device not in _CHECKED:
+        if not _written_and_read(memory[:PROBE_BYTES], device):
+            unpin(memory)
+            raise HostMemoryError(nbytes, f"what {device} writes there does not come back")
+        _CHECKED.add(device)
     return memory
 
 
