@@ -50,6 +50,7 @@ from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.compiled import moves
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
@@ -77,6 +78,12 @@ def _gistkit(**words: Any) -> Callable[..., Any]:
     return lambda model, **options: gistkit.compile(model, **words, **options)
 
 
+def _rebuilt(model: nn.Module, **options: Any) -> Any:
+    """With all rebuilds of the bitwise class on a GPU too: are their bits equal there?"""
+    moves.is_shown = lambda cone: True
+    return gistkit.compile(model, **options)
+
+
 def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
     return lambda model, **_: prepare(model)
 
@@ -88,6 +95,7 @@ VARIANTS = {
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
+    "gistkit rebuilt": Variant(_rebuilt, "compile"),
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
     "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),

@@ -24,10 +24,25 @@ def as_on_a_gpu(monkeypatch):
         monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
 
 
+@pytest.fixture
+def with_all_rebuilds(as_on_a_gpu, monkeypatch):
+    monkeypatch.setattr(moves, "is_shown", lambda cone: True)
+
+
+def test_on_a_gpu_only_what_selects_and_casts_is_rebuilt(as_on_a_gpu):
+    model, x, y = case("resnet", rows=256)
+    plain, _ = run(loss_of, model, [(x, y)], None)
+    bitwise, (few,) = run(loss_of, model, [(x, y)], Settings())
+    assert_same(plain[0], bitwise[0])
+    assert any(row.reason == moves.NOT_SHOWN for row in few.rows)
+    _, (all_,) = run(loss_of, model, [(x, y)], Settings(fidelity="reassociated"))
+    assert all_.kept_bytes < few.kept_bytes < few.plain_bytes
+
+
 @pytest.mark.parametrize(
     ("name", "loss"), [*((name, amp_loss) for name in NETS), ("vgg", loss_of), ("resnet", loss_of)]
 )
-def test_results_have_the_same_bits(as_on_a_gpu, name, loss):
+def test_results_have_the_same_bits(with_all_rebuilds, name, loss):
     model, x, y = case(name, rows=32)
     plain, _ = run(loss, model, [(x, y)], None)
     ours, (graph,) = run(loss, model, [(x, y)], Settings())
@@ -37,7 +52,7 @@ def test_results_have_the_same_bits(as_on_a_gpu, name, loss):
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
 @pytest.mark.parametrize("name", NETS)
-def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, name):
+def test_every_kernel_with_a_sum_is_plain_compiles(with_all_rebuilds, monkeypatch, name):
     gpu_code.pretend_gpu(monkeypatch)
     plain = gpu_code.kernels(lambda: case(name, rows=2048), amp_loss)
     with record.collected() as found:
