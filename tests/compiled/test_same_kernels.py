@@ -5,9 +5,10 @@ import warnings
 import pytest
 import torch
 
+import gistkit
 from gistkit.compiled import Settings, moves, partitioner, record
 from tests.compiled.test_partitioner import amp_loss, run
-from tests.support.compiled_cases import assert_same, case, loss_of
+from tests.support.compiled_cases import assert_same, case, fresh_step, loss_of
 
 with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     warnings.simplefilter("ignore")
@@ -62,3 +63,12 @@ def test_every_kernel_with_a_sum_is_plain_compiles(with_all_rebuilds, monkeypatc
     assert gpu_code.reductions(plain[1])
     (graph,) = found
     assert graph.kept_bytes < 0.85 * graph.plain_bytes
+
+
+def test_inductor_compiles_what_keeps_the_kernels(with_all_rebuilds):
+    model, x, y = case("conv", rows=64)
+    found = []
+    for compiler in (torch.compile, gistkit.compile):
+        torch._dynamo.reset()
+        found.append(fresh_step(model, x, y, compiler(amp_loss)))
+    assert_same(*found)
