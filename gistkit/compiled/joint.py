@@ -126,11 +126,12 @@ def _zero(node: Any) -> bool:
     return _is(node, aten.full.default, aten.scalar_tensor.default) and 0 in node.args
 
 
-def rewritten(joint: fx.GraphModule) -> dict[str, int]:
-    """Both rewrites; how often each was done, in words."""
+def rewritten(joint: fx.GraphModule, pools: bool = True) -> dict[str, int]:
+    """Both rewrites, the second only if ``pools``: on a GPU the pool's gradient would be copied to another layout, 3.7
+    of VGG-16's 30.2 ms. How often each was done, in words."""
     done = {
         "operands of which backward reads only the shape": shape_only_operands(joint.graph),
-        "masks of ReLUs that a max-pool's output tells": masks_behind_pools(joint.graph),
+        "masks of ReLUs that a max-pool's output tells": masks_behind_pools(joint.graph) if pools else 0,
     }
     joint.graph.eliminate_dead_code()
     joint.graph.lint()

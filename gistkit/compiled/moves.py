@@ -20,7 +20,7 @@ from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, selects
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -42,24 +42,25 @@ class Settings:
 
 
 NOT_SHOWN = "rebuilt only with fidelity='reassociated': its bits have not been seen equal on a GPU"
-_ROUNDED_ONCE = (
-    torch.ops.prims.convert_element_type.default, torch.ops.aten.relu.default, torch.ops.aten.neg.default,
-    torch.ops.aten.clone.default, torch.ops.aten.cat.default, torch.ops.aten.where.self,
-)  # fmt: skip
 
 
 def is_shown(cone: edit.Cone) -> bool:
     """Whether a rebuild has the forward's bits on a GPU whatever kernel it stands in: it selects and casts. A product
     that is added to something may be contracted to one operation in one kernel and not in another; with norms and
     activations rebuilt, 120 of ResNet-50's 162 tensors and 152 of ViT-S's 153 were equal (H200, torch 2.11)."""
-    return all(node.target in _ROUNDED_ONCE or is_view(node) for node in cone.nodes)
+    return all(selects(node) or node.target is torch.ops.prims.convert_element_type.default for node in cone.nodes)
 
 
 def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
     """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
     Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
+    return settings.exact and on_gpu(graph)
+
+
+def on_gpu(graph: fx.GraphModule) -> bool:
+    """Whether an input of a graph is elsewhere than on the CPU."""
     placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
-    return settings.exact and any(x.device.type != "cpu" for x in placed)
+    return any(x.device.type != "cpu" for x in placed)
 
 
 class Moves:

@@ -21,7 +21,7 @@ def planned(
     """The choice of rebuilds for a pair, and its cones as nodes of forward. ``static_inputs``: indices of forward's
     inputs that outlive the step."""
     choice = choose(describe(pair, static_inputs, limits.same_kernels), limits)
-    roundings = Roundings(pair)
+    roundings = Roundings(pair, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}
     return choice, [_as_nodes(cone, named, roundings) for cone in choice.cones]
 

@@ -106,7 +106,7 @@ class Roundings:
         if y not in self._exact:
             low = [n for n in y.all_input_nodes if is_low(n)]
             same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
-            self._exact[y] = self._in_memory(y) or (_selects(y) and same and all(self._exact_for(n, y) for n in low))
+            self._exact[y] = self._in_memory(y) or (selects(y) and same and all(self._exact_for(n, y) for n in low))
         return self._exact[y]
 
     def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
@@ -133,7 +133,8 @@ def _passes(node: fx.Node) -> bool:
     return node.target is operator.getitem or (node.op == "call_function" and is_view(node))
 
 
-def _selects(node: fx.Node) -> bool:
+def selects(node: fx.Node) -> bool:
+    """Whether a node's elements are those of its operands, or zero, up to their sign."""
     return node.target in _SELECTING or _passes(node)
 
 
