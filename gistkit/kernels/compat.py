@@ -20,6 +20,12 @@ dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack  # type: 
 # a build of PyTorch without CUDA has neither
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+_captures: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+
+
+def capturing() -> bool:
+    """Whether the current CUDA stream is being captured into a CUDA graph. Makes no CUDA context."""
+    return torch.cuda.is_initialized() and _captures()
 
 
 class Launcher(NamedTuple):

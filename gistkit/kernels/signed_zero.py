@@ -10,7 +10,7 @@ from functools import cache
 
 import torch
 
-from gistkit.kernels.compat import without_torch_functions
+from gistkit.kernels.compat import capturing, without_torch_functions
 
 _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -31,7 +31,7 @@ def _ask(device: torch.device, dtype: torch.dtype) -> bool:
         if device.type != "cuda":
             return bool(_relu_of_negative_zero(device, dtype))
         with torch.cuda.device(device):
-            if torch.cuda.is_current_stream_capturing():
+            if capturing():
                 raise RuntimeError(
                     f"the first ReLU of {dtype} on {device} asks what PyTorch makes of -0.0 there, which the capture "
                     "of a CUDA graph forbids; run one step before the capture"

@@ -22,6 +22,7 @@ from gistkit.capture import Recorder, capture
 from gistkit.errors import CaptureError, PlanMismatchError
 from gistkit.formats import AUTO
 from gistkit.ir import Plan, SavedGraph, SavedStorage
+from gistkit.kernels import capturing
 from gistkit.planning.policies import gist
 from gistkit.runtime.assign import Formats
 from gistkit.runtime.calls.interpose import Counter, interposed
@@ -29,7 +30,15 @@ from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.density_excess import ExcessBudget, remember
-from gistkit.runtime.program.match_plan import Shapes, check_mode, check_rows, given_program, plans_training, shapes
+from gistkit.runtime.program.match_plan import (
+    Shapes,
+    check_capture,
+    check_mode,
+    check_rows,
+    given_program,
+    plans_training,
+    shapes,
+)
 from gistkit.runtime.program.pending_backwards import PendingBackwards
 from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
@@ -147,6 +156,8 @@ class Engine:
             return forward(*args, **kwargs)
         rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
+        if capturing():
+            check_capture(self.plan, key in self._programs)
         if key in self._programs:
             return self._step(key, model, forward, args, kwargs, rows)
         with announced(f"gistkit captures, plans and checks the first step of {type(model).__name__}"):
@@ -194,6 +205,8 @@ class Engine:
             program = self._programs[key] = self._sized[size]
             return program
         known = self._programs.get(key)
+        if known is not None and capturing():
+            return known
         if known is not None and not known.is_stale:
             again = self.plan is None and self._formats.renew(known.graph, model, (args, kwargs), self.steps)
             return self._install(key, known.graph) if again else known
@@ -307,6 +320,8 @@ class Engine:
         return sites.interposed(state)
 
     def _replans_next(self) -> bool:
+        if capturing():
+            return False
         step = self.steps + 1
         return self.plan is None and (step in REPLAN_AFTER or step % REPLAN_EVERY == 0)
 
@@ -319,7 +334,8 @@ class Engine:
                 self._late = key, state.room
                 self._warn_of_excess()
             self._probes.extend((key, *probe) for probe in state.probes)
-            self._read_probes()
+            if not capturing():
+                self._read_probes()
             if state.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:

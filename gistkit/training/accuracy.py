@@ -5,7 +5,8 @@ first tenth of the steps, then a cosine to 0), crops and, but for digits, flips 
 the same parameters, orders, crops and dropout masks under every scheme. Nothing random lives longer than an epoch: all
 generators are seeded by (seed, epoch), so a run that goes on from a checkpoint repeats the bits of one that was never
 stopped, where the device repeats its own. On CUDA, convolutions compute in fp32, or with ``tf32`` in TF32, which rounds
-their inputs to 10 bits of mantissa in every scheme alike.
+their inputs to 10 bits of mantissa in every scheme alike. Steps are replayed there as one CUDA graph
+(:mod:`.graphed`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,7 @@ from gistkit.report import report
 from gistkit.training.data import orders
 from gistkit.training.density import recorded
 from gistkit.training.device_images import DeviceImages, device_images, epoch_seed
+from gistkit.training.graphed import Figures, GraphedSteps, Step
 from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
 from gistkit.training.records import Records, Row
 from gistkit.training.result import check_settings
@@ -87,12 +90,13 @@ class AccuracySettings:
 
 @dataclass(frozen=True)
 class _Run:
-    """One training: a scheme, a seed, and what changes from step to step."""
+    """One training: a scheme, a seed, what changes from step to step, and a step's forward and backward."""
 
     scheme: Scheme
     seed: int
     model: torch.nn.Module
     sgd: torch.optim.SGD
+    step: Step
     on_step: Callable[[int], None]
 
     def state(self) -> Row:
@@ -176,13 +180,12 @@ class Accuracy:
             return
         model = self._network(seed)
         carry_out(which, self._plans[which.name], model)
-        sgd = torch.optim.SGD(
-            model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
+        words: dict[str, Any] = {"momentum": settings.momentum, "weight_decay": settings.weight_decay}
+        sgd = torch.optim.SGD(model.parameters(), settings.lr, **words, fused=settings.device == "cuda")
         if state is not None:
             model.load_state_dict(state["model"])
             sgd.load_state_dict(state["sgd"])
-        run = _Run(which, seed, model, sgd, on_step)
+        run = _Run(which, seed, model, sgd, self._step(which, model), on_step)
         for epoch in range(begin, settings.epochs):
             started = time.perf_counter()
             key = {"scheme": which.name, "seed": seed, "epoch": epoch}
@@ -206,17 +209,31 @@ class Accuracy:
             if every and step % every == 0:
                 scores, found = recorded(run.model, x)
                 densities += [{"step": step, **row} for row in found]
+                figures = self._backward(scores, targets)
             else:
-                scores = run.model(x)
-            loss = class_loss(scores, targets, self._classes)
-            loss.backward()
+                figures = run.step(x, targets)
             run.sgd.step()
-            losses.append(loss.detach())
-            right.append((scores.detach().argmax(1) == targets).sum())
+            losses.append(figures.loss)
+            right.append(figures.right)
             run.on_step(step + 1)
         loss = torch.stack(losses).mean().item()
         trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
         return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained}, densities
+
+    def _step(self, which: Scheme, model: torch.nn.Module) -> Step:
+        """Forward and backward; on CUDA as a graph, but for sparse storages, of which a graph knows no size."""
+        plan = self._plans[which.name]
+        sparse = plan is not None and any(d.form.sparse for d in plan.decisions)
+
+        def step(x: torch.Tensor, targets: torch.Tensor) -> Figures:
+            return self._backward(model(x), targets)
+
+        return step if self.settings.device == "cpu" or sparse else GraphedSteps(step, list(model.parameters()))
+
+    def _backward(self, scores: Any, targets: torch.Tensor) -> Figures:
+        loss = class_loss(scores, targets, self._classes)
+        loss.backward()
+        return Figures(loss.detach(), (scores.detach().argmax(1) == targets).sum())
 
     @torch.no_grad()
     def _accuracy(self, model: torch.nn.Module) -> float:

@@ -18,6 +18,7 @@ from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.errors import HostMemoryError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
+from gistkit.kernels import capturing
 from gistkit.nn.eligible import KERNEL_DTYPES
 from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
@@ -35,6 +36,7 @@ from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTab
 
 PAYS = 0.95
 DENSE = "too dense for sparse storage to pay"
+IN_GRAPH = "in a CUDA graph, where a sparse storage has no size that the host knows"
 AGAIN = "a segment that runs anew in backward starts from it"
 
 
@@ -219,7 +221,7 @@ class ForwardState:
         if encoded is not None and encoded.nonzeros is not None and decision.storage >= 0:
             self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
         if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
-            self.notes[decision.storage] = DENSE
+            self.notes[decision.storage] = IN_GRAPH if encoded is None and capturing() else DENSE
             return None
         return self._sent(x, encoded, decision) if to_host else CodedBody(encoded)
 

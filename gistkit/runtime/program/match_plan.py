@@ -105,6 +105,20 @@ def _by_extent(args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     return tree_map_only(torch.Tensor, lambda t: made.get(id(t), t), (args, kwargs)) if made else (args, kwargs)
 
 
+def check_capture(plan: Plan | None, ready: bool) -> None:
+    """Raise PlanMismatchError where a forward is captured into a CUDA graph before one of its kind has run (``ready``),
+    or under a plan with what a graph cannot hold: copies to the host, and sparse storages within a budget."""
+    if not ready:
+        expected = "a forward like one that has run: the first captures, plans and checks"
+        raise PlanMismatchError(expected, "the capture of a CUDA graph", "run a few steps before the capture")
+    away = [] if plan is None else [d for d in plan.decisions if d.on_host or (plan.budget and d.form.sparse)]
+    if away:
+        what = "sends to the host" if away[0].on_host else f"stores as {away[0].codec}, of a size that only a run tells"
+        expected = f"a forward outside CUDA graphs, as the plan {what} storage {away[0].storage}"
+        remedy = "run the steps without a graph, or plan with policy='gist' and no budget"
+        raise PlanMismatchError(expected, "the capture of one", remedy)
+
+
 def check_mode(plan: Plan, training: bool) -> None:
     """Raise PlanMismatchError for a plan with a budget in the mode that it was not made for."""
     if plan.budget_bytes is not None and training is not plans_training(plan):

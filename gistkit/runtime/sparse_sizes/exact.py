@@ -16,6 +16,8 @@ settled holds its scratch, as large as a dense copy and its metadata, so the mem
 runs ahead of the device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the
 one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
 
+While a CUDA graph is captured no count reaches the host, so nothing is encoded in a sparse form and nothing is settled.
+
 Under a plan that promises a budget an encoding brings its own way of settling (``settle``): packed, what is denser than
 planned may be larger than there is room for (:mod:`gistkit.runtime.program.density_excess`).
 """
@@ -32,7 +34,7 @@ from typing import NamedTuple
 import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse
-from gistkit.kernels import bits_of, flat
+from gistkit.kernels import bits_of, capturing, flat
 from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
@@ -123,7 +125,7 @@ class ExactPacker:
         settle: weakref.WeakMethod[Settle] | None = None,
     ) -> Encoded | None:
         """The encoding of x, pending where its size is not known yet; None where it would take more than
-        ``most_bytes`` by its forecast.
+        ``most_bytes`` by its forecast, and while a CUDA graph is captured.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
@@ -132,6 +134,8 @@ class ExactPacker:
         """
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
+        if capturing():
+            return None
         capacity, why = self._capacity(form, x, forecast if settle is None else None)
         if capacity and form.within_bytes(x.numel(), x.dtype, capacity) > most_bytes:
             return None
@@ -199,7 +203,7 @@ class ExactPacker:
     def poll(self) -> int:
         """Settle every delayed encoding of the current stream and those within a forecast, oldest first, whose counts
         have arrived; how many there were. Never waits for the device."""
-        if not self._waiting and not self._within:
+        if not (self._waiting or self._within) or capturing():
             return 0
         with self._lock:
             return self._hear() + self._settle(lambda _: True, wait=False)
@@ -207,12 +211,16 @@ class ExactPacker:
     def settle_first(self) -> None:
         """Settle the delayed encodings of the current stream of whose storages nothing was known, and wait for their
         counts: then there is a forecast for the next step."""
+        if capturing():
+            return
         with self._lock:
             self._settle(lambda item: item.why == FIRST, wait=True)
 
     def listen(self) -> None:
         """Take in the counts that have arrived: those of encodings within a forecast give back what they can, the
         others are noted, and none is packed, which takes memory beside the scratch. Never waits for the device."""
+        if capturing():
+            return
         with self._lock:
             self._hear()
             for item in self._waiting:
