@@ -51,6 +51,8 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default=HERE, help="where to train")
     text = "let convolutions on CUDA compute in TF32, as PyTorch's do by default: faster, and rounds to 10 bits itself"
     parser.add_argument("--tf32", action="store_true", help=text)
+    text = "keep images and parameters in channels_last, in which TF32 is up to twice as fast"
+    parser.add_argument("--channels-last", action="store_true", help=text)
     text = "folder of the rows; a run that was cut off goes on there, more schemes and seeds may be added"
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("accuracy"), help=text)
     text = "draw accuracy over epochs, and densities into F-density.png, making folders"

@@ -53,7 +53,8 @@ BOUNDS = {
 class AccuracySettings:
     """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
     from one measurement of densities to the next, in fp32's first seed; 0 for none. ``tf32``: convolutions on CUDA
-    compute in TF32, as PyTorch's do where nothing is said.
+    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: parameters and images are in that memory
+    format.
 
     Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
     twice, and for densities without ``fp32``.
@@ -72,6 +73,7 @@ class AccuracySettings:
     device: str = "cpu"
     density: int = 0
     tf32: bool = False
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
         check_settings(self, BOUNDS)
@@ -124,7 +126,8 @@ class Accuracy:
         if settings.device == "cuda":
             be_deterministic()
             torch.backends.cudnn.allow_tf32 = settings.tf32
-        self._train_images, self._test_images = (of.to(settings.device) for of in images)
+        self._format = torch.channels_last if settings.channels_last else torch.preserve_format
+        self._train_images, self._test_images = (of.to(settings.device, self._format) for of in images)
         self._classes, self.tested = len(images[0].classes), len(images[1])
         self._plans = self._prepared()
         self._records = Records(out, settings.about, settings.epochs)
@@ -149,12 +152,14 @@ class Accuracy:
     def _network(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
         settings = self.settings
-        return load(settings.model, self._classes, settings.image_size).to(settings.device).train()
+        model: Any = load(settings.model, self._classes, settings.image_size).to(settings.device).train()
+        return model.to(memory_format=self._format)
 
     def _prepared(self) -> dict[str, Plan | None]:
         """The plan of every scheme; sets the figures of plain PyTorch. Runs two images exactly, and rounded at once."""
         settings, model = self.settings, self._network(0)
         x = torch.zeros(settings.batch, 3, settings.image_size, settings.image_size, device=settings.device)
+        x = x.to(memory_format=self._format)
         graph = capture(model, (x,))
         self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
         plans = {w.name: self._assigned() if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
@@ -197,7 +202,11 @@ class Accuracy:
     def _epoch(self, run: _Run, epoch: int) -> tuple[Row, list[Row]]:
         """(figures, densities) of one epoch. Waits for the device at its end, and where densities are measured."""
         settings, seed = self.settings, epoch_seed(run.seed, epoch)
-        torch.manual_seed(seed)
+        if settings.device == "cuda":  # a graph holds the codecs' seed, which is the CPU's: one for the whole run
+            torch.manual_seed(run.seed)
+            torch.cuda.manual_seed(seed)
+        else:
+            torch.manual_seed(seed)
         batches = self._train_images.epoch(settings.batch, seed, flip=settings.data != "digits")
         every = settings.density if run.scheme.kind == EXACT and run.seed == 0 else 0
         densities: list[Row] = []

@@ -47,11 +47,13 @@ class DeviceImages:
         pixels = images.pixels(range(len(images.labels)))
         self.classes, self._labels, self._size = images.classes, images.labels, pixels.shape[-1]
         self._bordered = F.pad(pixels, (BORDER,) * 4)
+        self._channels_last = False
         self._mean, self._std = (torch.tensor(values).view(3, 1, 1) for values in images.scale)
 
-    def to(self, device: str) -> DeviceImages:
-        """The same images on a device."""
+    def to(self, device: str, memory_format: torch.memory_format = torch.preserve_format) -> DeviceImages:
+        """The same images on a device; their batches are in channels_last where that is said, else contiguous."""
         moved = copy.copy(self)
+        moved._channels_last = memory_format == torch.channels_last
         for name, value in vars(self).items():
             if isinstance(value, torch.Tensor):
                 setattr(moved, name, value.to(device))
@@ -83,4 +85,6 @@ class DeviceImages:
         columns = along if flipped is None else torch.where(flipped[:, None], along.flip(0), along)
         rows, columns = corners[0, :, None] + along, corners[1, :, None] + columns
         cut = self._bordered[chosen[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # (batch, S, S, 3)
-        return (cut.permute(0, 3, 1, 2).contiguous().float() / 255 - self._mean) / self._std
+        chosen_format = torch.channels_last if self._channels_last else torch.contiguous_format
+        images = cut.permute(0, 3, 1, 2).contiguous(memory_format=chosen_format)
+        return (images.float() / 255 - self._mean) / self._std
