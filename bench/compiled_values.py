@@ -31,6 +31,7 @@ import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import fx
+from torch.fx.node import has_side_effect
 
 from bench.compiled import Run, Variant, arguments, caches, unequal
 from gistkit.benchmark.measure import environment, utc
@@ -46,7 +47,7 @@ INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Seen(NamedTuple):
-    """One tensor at run time: a sum over its bits, strides, the largest power of 2 up to 512 that its address is a
+    """One tensor at run time: a sum over its bits, strides, the largest power of 2 up to 64 that its address is a
     multiple of."""
 
     bits: Any
@@ -70,8 +71,8 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 def _see(x: torch.Tensor, key: str) -> None:
     number = _bits(x).long()
-    address = x.data_ptr() & 511
-    SEEN[key] = Seen((number * number * number + number).sum(), x.stride(), address & -address if address else 512)
+    address = x.data_ptr() & 63
+    SEEN[key] = Seen((number * number * number + number).sum(), x.stride(), address & -address if address else 64)
 
 
 def _compare(x: torch.Tensor, saved: torch.Tensor, key: str) -> None:
@@ -82,7 +83,7 @@ def _compare(x: torch.Tensor, saved: torch.Tensor, key: str) -> None:
 for _name, _made in (("seen", _see), ("compared", _compare)):
     _LIBRARY.impl(_name, _made, "CompositeExplicitAutograd")
     torch.library.register_fake(f"gistkit_bench::{_name}", lambda *_: None, lib=_LIBRARY)
-    torch.fx.node.has_side_effect(getattr(torch.ops.gistkit_bench, _name).default)
+    has_side_effect(getattr(torch.ops.gistkit_bench, _name).default)
 
 
 def _call(graph: fx.Graph, before: fx.Node, target: Any, *args: Any) -> None:
