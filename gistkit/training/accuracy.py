@@ -216,9 +216,8 @@ class Accuracy:
                 group["lr"] = settings.lr * share_of_rate(step, self.steps)
             run.sgd.zero_grad()
             if every and step % every == 0:
-                scores, found = recorded(run.model, x)
+                figures, found = self._recorded(run.model, x, targets)
                 densities += [{"step": step, **row} for row in found]
-                figures = self._backward(scores, targets)
             else:
                 figures = run.step(x, targets)
             run.sgd.step()
@@ -238,6 +237,12 @@ class Accuracy:
             return self._backward(model(x), targets)
 
         return step if self.settings.device == "cpu" or sparse else GraphedSteps(step, list(model.parameters()))
+
+    def _recorded(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> tuple[Figures, list[Row]]:
+        """A step as it is, and its densities. No node of its backward is left, as PyTorch would use those of the
+        parameters again in a graph's capture, on the stream that they were made on."""
+        scores, found = recorded(model, x)
+        return self._backward(scores, targets), found
 
     def _backward(self, scores: Any, targets: torch.Tensor) -> Figures:
         loss = class_loss(scores, targets, self._classes)

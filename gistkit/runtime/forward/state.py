@@ -207,8 +207,6 @@ class ForwardState:
             self.cannot(decision, why)
             return None
         x = x.detach()
-        if isinstance(codec, Sparse) and codec.form.rounds_to and capturing():  # the same values, of a known size
-            codec = CODECS[codec.form.rounds_to]
         if self.room is not None and isinstance(codec, Sparse):
             body = self.room.body(codec, x, decision, self.packer)
             if body is not None:
