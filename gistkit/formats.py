@@ -97,10 +97,17 @@ INT_FORMS = {"int4s": 4, "int2s": 2}
 """Bits of integers that are rounded at random, by the name that callers give them."""
 LOSSY_FORMS = (*VALUE_FORMS, *INT_FORMS)
 """All that ``lossy`` may name."""
+DEFAULT_LOSSY = "int4s"
+"""What ``lossy=True`` names: of the formats that lost no accuracy in docs/accuracy.md the one of fewest bits."""
 AUTO = "auto"
 """What ``lossy`` may be instead where steps of a real model are measured: a format for each storage."""
 Lossy = str | Mapping[int, str] | None
 """What is rounded: all to one format, each storage to its own (exact where it has none), nothing."""
+
+
+def named(lossy: str | bool | None) -> str | None:
+    """The caller's word for a format, where True is DEFAULT_LOSSY and False is None."""
+    return DEFAULT_LOSSY if lossy is True else lossy or None
 
 
 def narrow_of(lossy: Lossy, storage: int) -> str | None:

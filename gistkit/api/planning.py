@@ -17,7 +17,7 @@ from gistkit.api.capturing import may_be_cut, uncollected
 from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
-from gistkit.formats import AUTO, Lossy
+from gistkit.formats import AUTO, Lossy, named
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
@@ -34,7 +34,7 @@ def plan(
     budget: int | str | None = None,
     policy: str = "optimal",
     fidelity: str = "bitwise",
-    lossy: str | None = None,
+    lossy: str | bool | None = None,
     max_error: float = 0.05,
     hardware: Hardware | str | Path | None = None,
     density: float | Mapping[int, float] | None = None,
@@ -69,11 +69,11 @@ def plan(
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, which implies the class ``lossy``;
-    ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of the gradients of
-    at most ``max_error`` (0.05), by the variance model of :mod:`gistkit.runtime.assign`. Some four steps a storage run
-    for that now, on copies of the model, which must be real; each storage is exact or in its format in the plan, and
-    ``details["auto"]`` holds the model, the error expected and measured, and the steps.
+    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, or True for ``"int4s"``, which implies the
+    class ``lossy``; ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of
+    the gradients of at most ``max_error`` (0.05), by the variance model of :mod:`gistkit.runtime.assign`. Some four
+    steps a storage run for that now, on copies of the model, which must be real; each storage is exact or in its format
+    in the plan, and ``details["auto"]`` holds the model, the error expected and measured, and the steps.
     ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
     None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
@@ -98,6 +98,7 @@ def plan(
     :class:`gistkit.MeasureError` where the step cannot be measured; ValueError or TypeError for arguments that make no
     sense, a scripted, traced or compiled model among them.
     """
+    lossy = named(lossy)
     auto = lossy == AUTO
     allowed = check_words(policy, fidelity, EXAMPLE_FORMAT if auto else lossy, density)
     check_max_error("plan", max_error)

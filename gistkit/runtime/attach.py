@@ -10,7 +10,7 @@ import torch
 
 from gistkit.capture import STAND_IN, check_runs_in_python, hooks_are_active
 from gistkit.errors import CompressError
-from gistkit.formats import AUTO
+from gistkit.formats import AUTO, named
 from gistkit.ir import Plan
 from gistkit.planning.policies import check_lossy
 from gistkit.runtime.assign import check_max_error
@@ -32,8 +32,9 @@ def compress(
     model: Model,
     plan: Plan | None = None,
     *,
-    lossy: str | None = None,
+    lossy: str | bool | None = None,
     fidelity: str = "bitwise",
+    sparse: bool = True,
     min_gain: float = 0.02,
     max_error: float = 0.05,
     remeasure_every: int | None = None,
@@ -51,9 +52,11 @@ def compress(
 
     ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
     per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``, or at random and without bias to integers between the ends of
-    blocks of 256, ``int4s`` or ``int2s``. ``fidelity="reassociated"``: takes weight gradients in batch slices, which
-    sums in another order. ``min_gain``: a plan that saves at most this share of the kept bytes is not carried out; the
-    model's own forward runs untouched, and the report says so.
+    blocks of 256, ``int4s`` or ``int2s``. True is ``int4s``, by the table of docs/accuracy.md.
+    ``fidelity="reassociated"``: takes weight gradients in batch slices, which sums in another order. ``sparse=False``:
+    takes no form whose size depends on the values. A CUDA graph cannot hold those and keeps such storages as they are;
+    without them it keeps, and rounds, what single steps do. ``min_gain``: a plan that saves at most this share of the
+    kept bytes is not carried out; the model's own forward runs untouched, and the report says so.
 
     ``lossy="auto"``: each stash exact or in ``fp16``, ``fp8s``, ``int4s`` or ``int2s``, for the fewest bytes with a
     relative error of the gradients of at most ``max_error`` (:mod:`gistkit.runtime.assign`). The first training forward
@@ -75,6 +78,7 @@ def compress(
     under ``lossy="auto"`` CaptureError where it cannot be captured. Source: Gist (Jain et al., ISCA 2018).
     """
     check_runs_in_python("compress", model)
+    lossy = named(lossy)
     if plan is not None and not isinstance(plan, Plan):
         raise TypeError(f"compress: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
     if fidelity not in FIDELITIES:
@@ -103,7 +107,8 @@ def compress(
     if plan is not None:
         lossy = check_plan(plan, lossy)
     slices = SLICES if fidelity == "reassociated" else 1
-    _stand_in(model, Settings(lossy, fidelity, slices, min_gain, max_error, remeasure_every or 0), plan).attach()
+    settings = Settings(lossy, fidelity, slices, min_gain, max_error, remeasure_every or 0, sparse)
+    _stand_in(model, settings, plan).attach()
     return model
 
 

@@ -227,7 +227,7 @@ class Engine:
         """Plan by the densities known so far; a program that would do the same stays, with what its calls have
         learnt."""
         densities = self._densities.setdefault(key, {})
-        plan = gist(graph, lossy=self._formats.of(graph), densities=densities)
+        plan = gist(graph, lossy=self._formats.of(graph), densities=densities, sparse=self.settings.sparse)
         known = self._programs.get(key)
         if known is None or known.graph is not graph or _moves(known.plan) != _moves(plan):
             self._programs[key] = Program(graph, plan)

@@ -46,10 +46,12 @@ def difference(accuracies: Sequence[float], exact: Sequence[float]) -> Differenc
     mean = fmean(accuracies) - fmean(exact)
     if not stdev(accuracies) and not stdev(exact):
         return Difference(mean, mean, mean)
-    from scipy.stats import ttest_ind
+    from scipy.stats import t
 
-    low, high = ttest_ind(accuracies, exact, equal_var=False).confidence_interval(0.9)
-    return Difference(mean, float(low), float(high))
+    sides = [stdev(of) ** 2 / len(of) for of in (accuracies, exact)]
+    freedom = sum(sides) ** 2 / sum(s**2 / (len(of) - 1) for s, of in zip(sides, (accuracies, exact), strict=True))
+    half = float(t.ppf(0.95, freedom)) * sum(sides) ** 0.5
+    return Difference(mean, mean - half, mean + half)
 
 
 @dataclass(frozen=True)

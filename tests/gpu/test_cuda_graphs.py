@@ -60,9 +60,7 @@ def graphed_results(model, step, batches):
 
 @pytest.mark.parametrize("lossy", [None, "fp8", "int4s"])
 def test_a_replay_has_the_bits_of_a_step(lossy):
-    model, batches = network(), [batch(1), batch(2)]
-    plan = lossy and gistkit.plan(model, *batches[0], loss_fn=F.cross_entropy, policy="gist", lossy=lossy)
-    model = gistkit.compress(model, plan)
+    model, batches = gistkit.compress(network(), lossy=lossy, sparse=False), [batch(1), batch(2)]
 
     def step(x, targets):
         loss = F.cross_entropy(model(x), targets)

@@ -63,3 +63,16 @@ def test_nothing_sparse_is_encoded_and_no_count_is_read(monkeypatch):
     packer.listen()
     packer.settle_first()
     assert packer.poll() == 0
+
+
+@pytest.mark.parametrize("lossy", [None, "fp8", True])
+def test_without_sparse_forms_no_storage_is_sparse(lossy):
+    made = {}
+    for sparse in (True, False):
+        model = gistkit.compress(network(), lossy=lossy, sparse=sparse)
+        for _ in range(6):  # beyond the fifth step, after which measured densities make the plan anew
+            F.cross_entropy(model(X), TARGETS).backward()
+        made[sparse] = {row.codec for row in gistkit.report(model).stats.rows}
+    assert not any(name.startswith(("zvc", "csr")) for name in made[False])
+    assert lossy is True or any(name.startswith(("zvc", "csr")) for name in made[True])
+    assert ("int4s" in made[False]) is (lossy is True)

@@ -60,16 +60,17 @@ def gist(
     lossy: Lossy = None,
     densities: Mapping[int, float] | None = None,
     rebuild: bool = True,
+    sparse: bool = True,
 ) -> Plan:
     """The Gist policy's plan for one step.
 
     ``lossy`` names the format of delayed precision reduction, for all or by storage id; None plans bit-exact moves
     only. ``densities`` maps storage ids to measured shares of non-zero elements; unmeasured storages are planned by
-    what their producers suggest. ``rebuild`` False leaves rebuilding out, as the paper does. Raises
-    ValueError for an unknown format.
+    what their producers suggest. ``rebuild`` False leaves rebuilding out, as the paper does, and ``sparse``
+    False sparse forms. Raises ValueError for an unknown format.
     """
     check_lossy(lossy)
-    planner = Planner(graph, lossy, densities, rebuild=rebuild)
+    planner = Planner(graph, lossy, densities, rebuild=rebuild, sparse=sparse)
     decisions = tuple(d for d in (planner.decide(s.id) for s in graph.kept()) if d is not None)
     return Plan(
         policy="gist",
@@ -134,14 +135,20 @@ class Planner:
     """Decides every kept storage of one graph, each once: the smallest of the forms that the judge allows."""
 
     def __init__(
-        self, graph: SavedGraph, lossy: Lossy, densities: Mapping[int, float] | None, *, rebuild: bool = True
+        self,
+        graph: SavedGraph,
+        lossy: Lossy,
+        densities: Mapping[int, float] | None,
+        *,
+        rebuild: bool = True,
+        sparse: bool = True,
     ) -> None:
         self._judge = Judge(graph)
         self.reading = self._judge.reading
         self.densities = Densities(self.reading, densities)
         self._graph = graph
         self._lossy = lossy
-        self._rebuilds = rebuild
+        self._rebuilds, self._sparse = rebuild, SPARSE if sparse else ()
         self._decided: dict[int, Decision] = {}
 
     def decide(self, storage: int) -> Decision | None:
@@ -173,7 +180,7 @@ class Planner:
         """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
         who = f"{uses.readers[0][0].op} reads its values"
         density = self.densities.of(s.id, value.version)
-        names = encodings(() if density is None else SPARSE, narrow_of(self._lossy, s.id))
+        names = encodings(() if density is None else self._sparse, narrow_of(self._lossy, s.id))
         forms = self._judge.allowed(s.id, names)
         best = min(forms, key=self.predicted_bytes, default=None)
         if best is None or self.predicted_bytes(best) > PAYS * s.nbytes:
@@ -184,6 +191,8 @@ class Planner:
         return again if again and self.predicted_bytes(again) < self.predicted_bytes(best) else best
 
     def _why_none_pays(self, density: float | None, forms: tuple[Decision, ...]) -> str:
+        if density is not None and not self._sparse:
+            return ", and sparse forms are switched off"
         if density is not None:
             return f", and with {density:.0%} non-zeros no encoding pays"
         exactly = " exactly" if self._lossy is not None and not forms else ""

@@ -41,7 +41,8 @@ WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATO
 class Settings:
     """What the caller allows: a lossy format, None, or AUTO (each storage's is the plan's), whether sums may be
     reassociated, and the least share of the kept bytes that a plan of gistkit's own must save. With AUTO the error of
-    the gradients, and after how many steps it is measured again (0: never)."""
+    the gradients, and after how many steps it is measured again (0: never). ``sparse``: whether a plan of gistkit's own
+    may take forms whose size hangs on the values."""
 
     lossy: str | None = None
     fidelity: str = "bitwise"
@@ -49,12 +50,14 @@ class Settings:
     min_gain: float = 0.02
     max_error: float = 0.05
     remeasure_every: int = 0
+    sparse: bool = True
 
 
 def ad_hoc(x: torch.Tensor, sparse: bool, settings: Settings) -> Decision:
     """The decision for a tensor that no plan knows."""
     nbytes, lossy = x.numel() * x.element_size(), None if settings.lossy == AUTO else settings.lossy
-    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=sparse, lossy=lossy)
+    zeros = sparse and settings.sparse
+    return default_form(str(x.dtype).removeprefix("torch."), nbytes, zeros=zeros, lossy=lossy)
 
 
 @dataclass(frozen=True)
