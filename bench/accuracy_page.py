@@ -136,7 +136,10 @@ def page(rows: Sequence[Row]) -> str:
 def _conditions(rows: Sequence[Row]) -> str:
     epochs = [row for row in rows if row["kind"] == "epoch"]
     where = {f"{r['environment']['device']}, torch {r['environment']['torch']}" for r in epochs}
-    data = {"CIFAR-10 as JPEG files" if r["data"] == "cifar10" else r["data"] for r in epochs}
+    data = {
+        "CIFAR-10 as JPEG files (quality 75, colours at half resolution)" if r["data"] == "cifar10" else r["data"]
+        for r in epochs
+    }
     rounding = " Convolutions compute in TF32, PyTorch's default, in every scheme." if epochs[0]["tf32"] else ""
     r = epochs[0]
     text = (

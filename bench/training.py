@@ -6,6 +6,8 @@ Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of
 channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
 synchronisation among them, by their number; ``host_ms`` what the host takes to issue one, the device asleep meanwhile;
 ``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
+``--graph`` compresses without sparse forms and also replays forward and backward as one CUDA graph: ``graph_ms`` a step
+with its optimiser, ``graph_mib`` the memory that the graph holds, ``graph_equal`` whether its loss is the step's.
 ``--profile DIR`` also writes the host's profile of each row's steps. ``--device cpu`` tries it out.
 """
 
@@ -60,19 +62,24 @@ def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> 
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     targets = torch.randint(1000, (batch,), device=options.device)
     if variant != "plain":
-        model = gistkit.compress(model, lossy=None if variant == "gistkit" else variant.removeprefix("gistkit "))
+        lossy = None if variant == "gistkit" else variant.removeprefix("gistkit ")
+        model = gistkit.compress(model, lossy=lossy, sparse=not options.graph)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     narrow = (lambda: torch.autocast(options.device, torch.bfloat16)) if conf == "bf16" else nullcontext
     spent: list[float] = []
 
-    def step(after_forward: Callable[[], Any] = lambda: None) -> None:
-        optimizer.zero_grad(set_to_none=True)
+    def computed(after_forward: Callable[[], Any] = lambda: None) -> torch.Tensor:
         begun = time.perf_counter()
         with narrow():
             loss = F.cross_entropy(model(x), targets)
         after_forward()
         loss.backward()
         spent.append(time.perf_counter() - begun)
+        return loss.detach()
+
+    def step(after_forward: Callable[[], Any] = lambda: None) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        computed(after_forward)
         optimizer.step()
 
     first_s = [_seconds(step, drain) for _ in range(3)]
@@ -90,7 +97,36 @@ def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> 
     found["host_ms"] = 1e3 * min(spent)
     if options.profile:
         _profile(step, drain, options.profile / f"{name}-{conf}-{variant.replace(' ', '-')}.txt")
-    return found | (_memory(step, optimizer) if on_gpu else {})
+    if not on_gpu:
+        return found
+    found |= _memory(step, optimizer)
+    return found | (_graphed(computed, optimizer, drain, options.steps) if options.graph else {})
+
+
+def _graphed(
+    computed: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, drain: Callable[[], Any], steps: int
+) -> dict[str, Any]:
+    """The same forward and backward as a CUDA graph."""
+    optimizer.zero_grad(set_to_none=True)
+    expected = computed().clone()
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before, graph = torch.cuda.memory_reserved(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = computed()
+    held = torch.cuda.memory_reserved() - before
+    graph.replay()
+    equal = torch.equal(loss, expected)
+
+    def work() -> None:
+        for _ in range(steps):
+            graph.replay()
+            optimizer.step()
+
+    work()
+    return {"graph_ms": 1e3 * _seconds(work, drain) / steps, "graph_mib": held / MIB, "graph_equal": equal}
 
 
 def _seconds(work: Callable[[], Any], drain: Callable[[], Any]) -> float:
@@ -136,6 +172,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--image", type=int, default=224)
     parser.add_argument("--steps", type=int, default=TIMED)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="plans are made anew after steps 5, 10 and 20")
+    parser.add_argument("--graph", action="store_true", help="also replay each step as a CUDA graph")
     parser.add_argument("--profile", type=Path, help="folder for the host's profiles")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
     return parser.parse_args(argv)
