@@ -94,7 +94,7 @@ def plot_accuracy(found: Sequence[SchemeResult], title: str, path: Path) -> None
         others += not exact
         by_epoch = [[100 * a for a in values] for values in zip(*result.curves, strict=True)]
         epochs, mean = range(1, 1 + len(by_epoch)), [fmean(values) for values in by_epoch]
-        style = ":" if result.scheme.partition(":")[1] else "-"
+        style = ":" if result.bits is None else "-"
         label = f"{result.scheme}: {mean[-1]:.2f} %"
         axes.plot(epochs, mean, color=colour, linestyle=style, linewidth=2.2 if exact else 1.5, label=label)
         low, high = ([pick(values) for values in by_epoch] for pick in (min, max))
