@@ -70,12 +70,14 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short_search(request):
-    """`optimal` gives up after 20 vain kicks in place of 200 where plans are made to be carried out or shown: they fit
-    and have all kinds of moves. How fast they are is asked in the other rooms."""
+    """`optimal` gives up after 10 vain kicks (in place of 200 for a faster step, 100 for a lower peak) where plans are
+    made to be carried out or shown: they fit and have all kinds of moves. How good they are the other rooms ask."""
     if request.path.relative_to(TESTS).parts[0] in ("api", "commands", "runtime"):
-        from gistkit.planning.policies.optimal import search
+        from gistkit.planning.policies.optimal import search, solve
 
-        request.getfixturevalue("monkeypatch").setattr(search, "PATIENCE", 20)
+        patch = request.getfixturevalue("monkeypatch")
+        patch.setattr(search, "PATIENCE", 10)
+        patch.setattr(solve, "PATIENCE", 10)
 
 
 @pytest.fixture(autouse=True)

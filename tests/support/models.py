@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from gistkit.zoo.concat import _Inception
 from gistkit.zoo.resnet import Bottleneck, ResNet
 
 
@@ -41,6 +42,27 @@ class DenseNet(nn.Module):
 def bottlenecks() -> ResNet:
     """ResNet-50 with 5 of its 16 blocks: every stage, a projection in each, a block without one."""
     return ResNet(Bottleneck, (1, 2, 1, 1), 10)
+
+
+def inceptions() -> nn.Sequential:
+    """A stem like GoogLeNet's, narrower, and three of its nine blocks: a pool between two of them, dropout."""
+    stem = nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace=True), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)
+    first, second = _Inception(16, (8, 12, 16, 4, 8, 8)), _Inception(40, (16, 12, 24, 4, 8, 8))
+    last = nn.MaxPool2d(3, 2), _Inception(56, (16, 16, 24, 4, 8, 8)), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*stem, first, second, *last, nn.Dropout(0.4), nn.Linear(56, 10))
+
+
+def convolutions() -> nn.Sequential:
+    """VGG-16, narrower, with seven of its thirteen convolutions."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for width, depth in ((16, 2), (32, 2), (64, 3)):
+        for _ in range(depth):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
+            channels = width
+        layers.append(nn.MaxPool2d(2))
+    head = nn.Linear(1024, 64), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(64, 10)
+    return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
 def _double(inside: int, out: int) -> nn.Sequential:
