@@ -114,7 +114,8 @@ class IncrementalState:
     def _used(self, group: int, changes: Mapping[int, int]) -> Iterator[SourceUse]:
         """The uses of a group that the changed choice makes."""
         for use in self._problem.uses_of.get(group, ()):
-            if changes.get(use.key[0], self.taken[use.key[0]]) == use.key[1]:
+            user, variant = use.key
+            if (changes[user] if user in changes else self.taken[user]) == variant:
                 yield use
 
     def _changed(self, changes: Mapping[int, int]) -> tuple[dict[int, Delta], list[int]]:
@@ -145,9 +146,10 @@ class IncrementalState:
             yield group
             for variant in {self.taken[group], changes.get(group, self.taken[group])}:
                 use = problem.uses.get((group, variant))
-                fresh = [g for g in use.sources if g not in seen] if use else ()
-                seen.update(fresh)
-                work.extend(fresh)
+                if use is not None:
+                    fresh = [g for g in use.sources if g not in seen]
+                    seen.update(fresh)
+                    work.extend(fresh)
                 if (group, variant) in problem.decoded:
                     yield from (u.key[0] for u in self._used(group, changes) if u.segment is not None)
 
@@ -155,10 +157,13 @@ class IncrementalState:
         """What the changed choice asks of a storage."""
         if group in known:
             return known[group]
+        used = list(self._used(group, changes))
+        if not used:
+            return NOTHING
         tasks: set[int] = set()
-        starts, depth, exact, asked = Counter(), 0, False, False
-        for use in self._used(group, changes):
-            asked, exact = True, exact or use.exact
+        starts, depth, exact = Counter(), 0, False
+        for use in used:
+            exact = exact or use.exact
             if use.segment is not None:
                 starts[use.segment.start] += 1
             else:
@@ -169,10 +174,8 @@ class IncrementalState:
         if starts and (group, changes.get(group, self.taken[group])) in self._problem.decoded:
             block = self._problem.blocks[group]
             decoded = frozenset(t for t, n in starts.items() if n == 1 and t not in tasks and not used_at(block, t))
-        every = frozenset(tasks | starts.keys())
-        found = Requirement(True, every, decoded, exact, depth) if asked else NOTHING
-        known[group] = found
-        return found
+        known[group] = Requirement(True, frozenset(tasks | starts.keys()), decoded, exact, depth)
+        return known[group]
 
     def _settled(self, changes: Mapping[int, int]) -> tuple[list[tuple[int, int]], Context, list[int]]:
         """The changed choice's encodings of a size that is known late (CUDA), by task and group; what says when their
