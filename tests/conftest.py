@@ -26,6 +26,10 @@ FOLDERS = {
     "gpu": ("gpu", torch.cuda.is_available(), "needs a CUDA device"),
 }
 
+# Rooms and files whose tests carry plans out or show them.
+CARRIED_OUT = {"api", "benchmark", "commands", "integrations", "profiling", "runtime"}
+CARRIED_OUT |= {"forms", "test_optimal_runtime.py", "test_plan_legal.py"}
+
 hypothesis.settings.register_profile("gistkit", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("gistkit")
 
@@ -72,7 +76,7 @@ def own_cache(tmp_path_factory):
 def short_search(request):
     """`optimal` gives up after 10 vain kicks (in place of 200 for a faster step, 100 for a lower peak) where plans are
     made to be carried out or shown: they fit and have all kinds of moves. How good they are the other rooms ask."""
-    if request.path.relative_to(TESTS).parts[0] in ("api", "commands", "runtime"):
+    if CARRIED_OUT.intersection(request.path.relative_to(TESTS).parts):
         from gistkit.planning.policies.optimal import search, solve
 
         patch = request.getfixturevalue("monkeypatch")

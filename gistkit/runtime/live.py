@@ -132,7 +132,9 @@ class LiveBytes(TorchDispatchMode):
         with self._lock:
             for tensor in _tensors((result,)):
                 self._count(tensor, outside)
-            self._grown(_tensors((*args, *kwargs.values(), result)))
+            schema = getattr(func, "_schema", None)
+            if schema is None or schema.is_mutable:
+                self._grown(_tensors((*args, *kwargs.values())))
             if self._keeps_timeline or self._most_bytes > self._peak_bytes:
                 self._peak_bytes = max(self._peak_bytes, self._poll())
             if self._keeps_timeline:
@@ -162,7 +164,8 @@ class LiveBytes(TorchDispatchMode):
         storage = self._storage(tensor)
         if storage is not None and storage._cdata not in self._live and storage._cdata not in outside:
             self._live[storage._cdata] = StorageWeakRef(storage)
-            self._sizes[storage._cdata] = 0
+            self._sizes[storage._cdata] = storage.nbytes()
+            self._most_bytes += storage.nbytes()
 
     def _storage(self, tensor: torch.Tensor) -> torch.UntypedStorage | None:
         if tensor.layout != torch.strided or tensor.is_mkldnn:

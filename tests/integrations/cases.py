@@ -17,9 +17,8 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        first = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
-        second = nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)
-        self.body = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(144, 10))
+        layers = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+        self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
 
     def forward(self, images, labels=None):
         logits = self.body(images)

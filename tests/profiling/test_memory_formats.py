@@ -10,12 +10,9 @@ import gistkit
 from gistkit import BudgetError, capture, zoo
 from gistkit.profiling import memory_formats
 from gistkit.profiling.memory_formats import channels_last_bytes
+from tests.support.models import convolutions, inceptions
 
 CPU = torch.device("cpu")
-
-
-def step(name="googlenet", size=64):
-    return zoo.load(name, num_classes=10, image_size=size), torch.randn(4, 3, size, size)
 
 
 @pytest.fixture
@@ -27,9 +24,9 @@ def allocator(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 
-@pytest.mark.parametrize(("name", "size"), [("googlenet", 64), ("resnet18", 64), ("alexnet", 224)])
-def test_every_convolution_is_tried_in_its_own_geometry(name, size, allocator):
-    model, x = step(name, size)
+@pytest.mark.parametrize(("make", "size"), [(inceptions, 32), (zoo.resnet18, 64), (zoo.alexnet, 224)])
+def test_every_convolution_is_tried_in_its_own_geometry(make, size, allocator):
+    model, x = make(), torch.randn(4, 3, size, size)
     graph = capture(model, (x,), backward=True)
     convs = [t.index for t in graph.tasks if t.conv is not None]
     taken = dict.fromkeys(convs, 100 * 2**20)
@@ -38,7 +35,7 @@ def test_every_convolution_is_tried_in_its_own_geometry(name, size, allocator):
 
 
 def test_little_workspace_and_what_does_not_fit_are_left_out(allocator, monkeypatch):
-    model, x = step("resnet18")
+    model, x = convolutions(), torch.randn(4, 3, 32, 32)
     graph = capture(model, (x,), backward=True)
     convs = [t.index for t in graph.tasks if t.conv is not None]
     assert channels_last_bytes(graph, dict.fromkeys(convs, memory_formats.WORTH_BYTES - 1), 4, CPU) == {}
@@ -51,7 +48,7 @@ def test_little_workspace_and_what_does_not_fit_are_left_out(allocator, monkeypa
 
 
 def test_a_plan_and_a_refusal_say_what_the_format_costs():
-    model, x = step("resnet18")
+    model, x = convolutions(), torch.randn(4, 3, 32, 32)
     times = gistkit.measure(model, x)
     graph = capture(model, (x,), backward=True)
     first, second, *rest = (t.index for t in graph.tasks if t.conv is not None)

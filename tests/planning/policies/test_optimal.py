@@ -111,7 +111,7 @@ def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words)
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, SHARED, CUDA], ids=["cpu", "link", "shared", "cuda"])
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True)
 @given(data=st.data())
 def test_near_brute_force(device, data):
     graph = data.draw(st.one_of(step_graphs(8), step_graphs(8, size=64, grown=True)))
@@ -128,7 +128,7 @@ def test_near_brute_force(device, data):
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True)
 @given(data=st.data())
 def test_sub_batches_near_brute_force(device, data):
     graph = data.draw(step_graphs(5))
@@ -145,7 +145,7 @@ def test_sub_batches_near_brute_force(device, data):
 
 
 @pytest.mark.parametrize("device", [CPU, LINKED, CUDA], ids=["cpu", "link", "cuda"])
-@settings(deadline=None, max_examples=12, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(deadline=None, max_examples=8, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_segments_near_brute_force(device, data):
     graph = data.draw(step_graphs(data.draw(st.integers(3, 5)), size=32, grown=True, varied=True))

@@ -35,15 +35,14 @@ class Elementwise(nn.Module):
         return self.head(torch.where(h > 1, h, h**2).mean((1, 2)))
 
 
-def convolutions(act):
-    layers = [m for _ in range(6) for m in (act(), nn.Conv2d(8, 8, 3, padding=1))]
+def convolutions():
+    layers = [m for _ in range(6) for m in (nn.GELU(), nn.Conv2d(8, 8, 3, padding=1))]
     head = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     return nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *layers, *head)
 
 
 NETS = {
-    "gelu": lambda: convolutions(nn.GELU),
-    "tanh": lambda: convolutions(nn.Tanh),
+    "gelu": convolutions,
     "elementwise": Elementwise,
     "resnet50": lambda: zoo.resnet50(5, 32),
 }
