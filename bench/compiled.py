@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch._functorch.config
@@ -51,7 +50,6 @@ from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
-from gistkit.compiled import moves
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
@@ -66,15 +64,13 @@ SLEEP_CYCLES = 2_000_000_000
 
 class Variant(NamedTuple):
     """How a model becomes what is called, what its bits are compared with, PyTorch's own memory budget, and
-    Inductor's settings: every bf16 value rounded where eager PyTorch does; no choice of kernels by their time.
-    ``all_rebuilds``: those of the bitwise class that have not been seen equal on a GPU, too."""
+    Inductor's settings: every bf16 value rounded where eager PyTorch does; no choice of kernels by their time."""
 
     prepare: Callable[..., Any]
     reference: str = ""
     activation_budget: float = 1.0
     emulate_casts: bool = False
     deterministic: bool = False
-    all_rebuilds: bool = False
 
 
 def _gistkit(**words: Any) -> Callable[..., Any]:
@@ -92,11 +88,10 @@ VARIANTS = {
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
-    "gistkit rebuilt": Variant(_gistkit(), "compile", all_rebuilds=True),
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
-    "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True, all_rebuilds=True),
+    "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),
-    "gistkit deterministic": Variant(_gistkit(), "compile deterministic", deterministic=True, all_rebuilds=True),
+    "gistkit deterministic": Variant(_gistkit(), "compile deterministic", deterministic=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
@@ -237,8 +232,7 @@ def settings_of(variant: Variant) -> Iterator[None]:
     """PyTorch's own settings, as the variant has them."""
     budget = torch._functorch.config.patch(activation_memory_budget=variant.activation_budget)
     inductor = {"emulate_precision_casts": variant.emulate_casts, "deterministic": variant.deterministic}
-    shown = patch.object(moves, "is_shown", lambda cone: True) if variant.all_rebuilds else nullcontext()
-    with budget, torch._inductor.config.patch(inductor), shown:
+    with budget, torch._inductor.config.patch(inductor):
         yield
 
 

@@ -124,7 +124,6 @@ class Watched(compat.partitioner_base()):
             pair = compat.min_cut(gm, joint_inputs, **words)
         else:
             with ExitStack() as stack:
-                stack.enter_context(patch.object(moves, "is_shown", lambda cone: True))
                 stack.enter_context(patch.object(moves, "same_kernels", lambda settings, graph: settings.exact))
                 if self.beside:
                     self._save_originals(stack)

@@ -160,13 +160,55 @@ def register_written_lowering(operator: Any) -> None:
     def lower(x: Any) -> Any:
         graph = virtualized.graph
         node = graph.current_node
-        strides = node.meta["val"].stride()
+        strides = _unrounded(node.args[0]).meta["val"].stride()
         if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
             strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
         if strides and all(isinstance(s, int) for s in strides):
             x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
         x.realize()
         return x
+
+
+def _unrounded(node: fx.Node) -> fx.Node:
+    """What ``gistkit::rounded`` is of: its layout is the one that torch.compile gives to what it saves."""
+    rounded = node.target is torch.ops.gistkit.rounded.default
+    return node.args[0] if rounded else node  # type: ignore[return-value]
+
+
+def register_moment_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(variance, count)`` is compiled: as the one buffer that the variance is computed
+    from. Raises CompileError where Inductor has the variance otherwise."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    virtualized = private("torch._inductor.virtualized", "V")
+    ir = private("torch._inductor", "ir")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any, count: float) -> Any:
+        quotient = x.data.data
+        reads = {read.name for read in quotient.get_reads()} if isinstance(quotient, ir.Pointwise) else set()
+        found = virtualized.graph.get_buffer(reads.pop()) if len(reads) == 1 else None
+        if found is None:
+            raise CompileError(
+                "compile: a variance must be a quotient of one buffer of Inductor's, as in torch "
+                f'{RELEASES}; got {type(quotient).__name__} in torch {torch.__version__}; pass fidelity="reassociated"'
+            )
+        return ir.TensorBox.create(found)
+
+
+def register_variance_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(moment, count)`` is compiled: as its own variance, the moment over a constant."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    pointwise = private("torch._inductor.ir", "Pointwise")
+    ops = private("torch._inductor.virtualized", "ops")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any, count: float) -> Any:
+        load, dtype = x.make_loader(), x.get_dtype()
+
+        def inner(index: Any) -> Any:
+            return load(index) / ops.constant(count, dtype)
+
+        return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
 
 
 def emulates_casts() -> bool:

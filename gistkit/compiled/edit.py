@@ -5,8 +5,8 @@ Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding, writing
+from gistkit.compiled.moments import dividing, moment_of, taking
 from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
@@ -26,13 +27,15 @@ class Cone:
     ``nodes`` are copied to backward: in an order in which operands come first, ``root``, the saved tensor, last.
     ``leaves``: the operands that are not copied. Those that backward does not have are saved in addition.
     ``rounded``: pairs (operand, reader) of nodes where forward reads the operand from memory, in bf16 or fp16, and
-    backward's kernel would compute it in fp32; it is rounded there.
+    backward's kernel would compute it in fp32; it is rounded there. ``counts``: leaves that are variances and are kept
+    as moments, with what those are divided by.
     """
 
     root: fx.Node
     nodes: tuple[fx.Node, ...]
     leaves: tuple[fx.Node, ...]
     rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
+    counts: Mapping[fx.Node, float] = field(default_factory=dict)
 
 
 class Encoding(Protocol):
@@ -94,14 +97,18 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: b
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
     held = {leaf: pair.held(leaf) if laid_out else leaf for leaf in cone.leaves}
+    held |= {leaf: _moment(pair, leaf, count) for leaf, count in cone.counts.items()}
     places = {leaf: pair.place(node) for leaf, node in held.items()}
 
+    def read(build: Builder, leaf: fx.Node) -> fx.Node:
+        if leaf in cone.counts:
+            return build(dividing(), places[leaf], cone.counts[leaf])
+        if held[leaf] is leaf:
+            return places[leaf]
+        return build(torch.ops.aten.reshape.default, places[leaf], build.sizes(leaf))
+
     def make(build: Builder) -> fx.Node:
-        leaves = {
-            leaf: place if held[leaf] is leaf else build(torch.ops.aten.reshape.default, place, build.sizes(leaf))
-            for leaf, place in places.items()
-        }
-        made = _copied(pair, build, cone, leaves)[cone.root]
+        made = _copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
         fused_in_fp32 = not materialise and value(made).dtype in (torch.bfloat16, torch.float16)
         return build(rounding(), made) if fused_in_fp32 else made  # as its readers would read it from memory
 
@@ -139,6 +146,15 @@ def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
     made = build(writing(), build(rounding(), node) if rounded else node)
     for reader in readers:
         reader.replace_input_with(node, made)
+
+
+def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:
+    """The moment of a variance in forward's graph; made once."""
+    found = moment_of(variance)
+    if found is None:
+        found = Builder(pair.forward.graph, _behind(variance))(taking(), variance, count)
+        found._rename(pair.fresh_name(f"moment_{variance.name}"))
+    return found
 
 
 def _strides(pair: Pair, node: fx.Node) -> list[int] | None:

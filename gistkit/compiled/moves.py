@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import fx
 
 from gistkit.compiled import compat, edit
@@ -20,7 +19,7 @@ from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, selects
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -39,16 +38,6 @@ class Settings:
     def exact(self) -> bool:
         """Whether loss and gradients are to have the bits of torch.compile."""
         return self.fidelity == "bitwise" and self.lossy is None
-
-
-NOT_SHOWN = "rebuilt only with fidelity='reassociated': its bits have not been seen equal on a GPU"
-
-
-def is_shown(cone: edit.Cone) -> bool:
-    """Whether a rebuild has the forward's bits on a GPU whatever kernel it stands in: it selects and casts. A product
-    that is added to something may be contracted to one operation in one kernel and not in another; with norms and
-    activations rebuilt, 120 of ResNet-50's 162 tensors and 152 of ViT-S's 153 were equal (H200, torch 2.11)."""
-    return all(selects(node) or node.target is torch.ops.prims.convert_element_type.default for node in cone.nodes)
 
 
 def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
@@ -83,8 +72,7 @@ class Moves:
         ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
             cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
-            self._reasons |= {c.root.name: NOT_SHOWN for c in cones if not is_shown(c)}
-            cones = [c for c in cones if is_shown(c)]
+            cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
         self._cones = sorted(cones, key=lambda cone: -ratio[cone.root.name])
 
     def all(self) -> None:

@@ -10,12 +10,14 @@ from types import SimpleNamespace
 import torch
 from torch._decomp import decompositions
 from torch._dynamo import device_interface
+from torch._guards import TracingContext
 from torch._inductor import codecache, compile_fx, config, scheduler
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 DEVICE = torch.device("cuda:0")
 H200 = DeviceProperties(
@@ -42,6 +44,7 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(worker, "current_device", staticmethod(lambda: 0))
     monkeypatch.setattr(interface, "is_available", staticmethod(lambda: True))
     monkeypatch.setattr(interface, "get_compute_capability", staticmethod(lambda device=None: 90))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # it has images in channels_last
     system = {"device": {"name": "H200"}, "version": {}, "hash": ""}
     monkeypatch.setattr(codecache.CacheBase, "get_system", staticmethod(lambda: system))
     # On the CPU a batch norm's statistics are rounded to bf16 for backward; on a GPU they are not.
@@ -58,7 +61,12 @@ def kernels(make, loss, partitioner=None):
 
     def lower(graph, example_inputs, is_backward=False, **_):
         mode = next(v for n in graph.graph.nodes if (v := n.meta.get("val")) is not None and hasattr(v, "fake_mode"))
-        found[is_backward] = _texts(_code(copy.deepcopy(graph), mode.fake_mode, is_backward))
+        compile_fx.view_to_reshape(graph)
+        graph.recompile()
+        code, strides = _code(copy.deepcopy(graph), example_inputs, mode.fake_mode, is_backward)
+        found[is_backward] = _texts(code)
+        if not is_backward:  # so that backward's inputs are laid out as forward's outputs are
+            TracingContext.get().output_strides.extend(strides)
 
         def run(args):
             return graph(*args)
@@ -80,8 +88,9 @@ def reductions(texts):
     return [text for text in texts if "reduction" in text.splitlines()[0]]
 
 
-def _code(graph, mode, is_backward):
+def _code(graph, inputs, mode, is_backward):
     with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
+        FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*inputs)
         compile_fx.record_original_output_strides(graph)
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         for node in graph.graph.nodes:
@@ -95,7 +104,13 @@ def _code(graph, mode, is_backward):
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
             code = lowering.codegen()[0]
-    return getattr(code, "value", code)
+            strides = [_strides(x) for x in lowering.graph_outputs]
+    return getattr(code, "value", code), strides
+
+
+def _strides(x):
+    strides = x.maybe_get_stride() if hasattr(x, "maybe_get_stride") else None
+    return None if strides is None else tuple(int(s) for s in strides)
 
 
 def _moved(x, mode):

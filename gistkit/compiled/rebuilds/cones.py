@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from torch import fx
 
 from gistkit.compiled import edit
+from gistkit.compiled.rebuilds.arithmetic import Arithmetic
 from gistkit.compiled.rebuilds.choice import Choice, Cone, Limits, choose
-from gistkit.compiled.rebuilds.flow import describe
+from gistkit.compiled.rebuilds.flow import TWIN, describe
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import Pair
 
@@ -22,8 +23,9 @@ def planned(
     inputs that outlive the step."""
     choice = choose(describe(pair, static_inputs, limits.same_kernels), limits)
     roundings = Roundings(pair, limits.same_kernels)
+    arithmetic = Arithmetic(pair, roundings, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}
-    return choice, [_as_nodes(cone, named, roundings) for cone in choice.cones]
+    return choice, [_as_nodes(cone, named, roundings, arithmetic) for cone in choice.cones]
 
 
 def rebuild_saved(
@@ -40,13 +42,10 @@ def rebuild_saved(
     return choice
 
 
-def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings) -> edit.Cone:
-    nodes = tuple(named[name] for name in cone.nodes)
-    inside = set(nodes)
-    rounded = frozenset(
-        (operand, node)
-        for node in nodes
-        for operand in node.all_input_nodes
-        if operand in inside and roundings.to_be_rounded(operand, node)
-    )
-    return edit.Cone(named[cone.root], nodes, tuple(named[name] for name in cone.leaves), rounded)
+def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings, arithmetic: Arithmetic) -> edit.Cone:
+    nodes = tuple(dict.fromkeys(named[name.removesuffix(TWIN)] for name in cone.nodes))
+    inside, leaves = set(nodes), tuple(named[name] for name in cone.leaves)
+    pairs = [(operand, node) for node in nodes for operand in node.all_input_nodes if operand in inside]
+    rounded = frozenset(pair for pair in pairs if roundings.to_be_rounded(*pair))
+    counts = {leaf: count for leaf in leaves if (count := arithmetic.count_of(leaf)) is not None}
+    return edit.Cone(named[cone.root], nodes, leaves, rounded, counts)

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
+from gistkit.compiled.rebuilds.arithmetic import Arithmetic
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
 
@@ -74,13 +75,14 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
     roundings = Roundings(pair, same_kernels)
+    arithmetic = Arithmetic(pair, roundings, same_kernels)
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
     values: dict[str, Value] = {}
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
-        inputs = tuple(n.name for n in node.all_input_nodes)
+        inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
         if not is_tensor(node):
             kind = FREE if is_number(node) else _tuple_kind(node)
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
@@ -89,13 +91,42 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
         view = _is_view_of_known(node, values, storage)
         is_needed = node.name in needed
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
+        follows = roundings.follows(node) and arithmetic.follows(node)
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
         values[node.name] = Value(
             node.name, inputs, kind, storage, UNKEPT if view and not stays else packed_bytes(node), _bytes(node),
-            is_needed, view, follows=roundings.follows(node) and not stays and not (relaid and _is_relaid(node)),
-            settled=roundings.may_be_kept(node),
+            is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
+            settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None,
         )  # fmt: skip
     return Flow(values)
+
+
+TWIN = "*"
+"""At the end of a name: a value as its readers compute it anew, though it is kept."""
+
+
+def _twin(
+    node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
+) -> str:
+    """The name of what ``reader`` reads for an operand: the operand, or its twin, which is described here."""
+    if not is_tensor(node) or not arithmetic.inlined(node, reader) or is_view(reader):
+        return node.name
+    return _described_twin(node, reader, arithmetic, roundings, values)
+
+
+def _described_twin(
+    node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
+) -> str:
+    name = node.name + TWIN
+    if name not in values:
+        inner = [n for n in node.all_input_nodes if is_tensor(n)]
+        inputs = tuple(
+            _described_twin(n, reader, arithmetic, roundings, values) if arithmetic.inlined(n, reader) else n.name
+            for n in inner
+        )
+        follows = is_view(node) or (roundings.follows(node) and arithmetic.follows(node, inlined=True))
+        values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
+    return name
 
 
 def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:

@@ -63,13 +63,13 @@ class Roundings:
             return storage_of(node) in self._written_storages or self._in_memory(node)
         if node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self.seen(node, reader) == FROM_MEMORY for reader in _readers(node))
+        return all(self.seen(node, reader) == FROM_MEMORY for reader in readers_of(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
         if self._same_kernels or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self._from_memory(node, reader, saved=False) for reader in _readers(node))
+        return all(self.from_memory(node, reader, saved=False) for reader in readers_of(node))
 
     def follows(self, node: fx.Node) -> bool:
         """Whether a node computed anew from its operands has the forward's bits."""
@@ -83,14 +83,14 @@ class Roundings:
 
     def seen(self, y: fx.Node, reader: fx.Node) -> str:
         """How ``reader`` reads the low-precision value y."""
-        y = _behind_views(y)
+        y = behind_views(y)
         if self.exact(y):
             return EXACT
-        if self._from_memory(y, reader):
+        if self.from_memory(y, reader):
             return FROM_MEMORY
         if y.name in self._saved:
             return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
-        return IN_KERNEL if len(_readers(y)) == 1 else UNKNOWN
+        return IN_KERNEL if len(readers_of(y)) == 1 else UNKNOWN
 
     def _in_memory(self, node: fx.Node) -> bool:
         """:func:`in_memory`, but on a GPU Inductor adds the bias of a convolution, and that of a product which is not
@@ -110,9 +110,9 @@ class Roundings:
         return self._exact[y]
 
     def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
-        return self.exact(y) or self._from_memory(_behind_views(y), reader)
+        return self.exact(y) or self.from_memory(behind_views(y), reader)
 
-    def _from_memory(self, y: fx.Node, reader: fx.Node, saved: bool = True) -> bool:
+    def from_memory(self, y: fx.Node, reader: fx.Node, saved: bool = True) -> bool:
         """Whether the reader loads y: it is a kernel of its own, or behind one and y has been written by then.
         ``saved``: y may have been written because it is saved."""
         if in_memory(reader):
@@ -156,17 +156,19 @@ def in_memory(node: fx.Node) -> bool:
     return compat.operators().is_compute_intensive(node) or "attention" in str(node.target)
 
 
-def _behind_views(node: fx.Node) -> fx.Node:
+def behind_views(node: fx.Node) -> fx.Node:
+    """What a view is of; a node itself where it is no view."""
     while node.op == "call_function" and is_view(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
-def _readers(node: fx.Node) -> set[fx.Node]:
+def readers_of(node: fx.Node) -> set[fx.Node]:
+    """What computes with a node, through views or not."""
     found: set[fx.Node] = set()
     for user in node.users:
         if user.op != "output":
-            found |= _readers(user) if is_view(user) else {user}
+            found |= readers_of(user) if is_view(user) else {user}
     return found
 
 

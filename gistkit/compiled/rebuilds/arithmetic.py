@@ -1,0 +1,222 @@
+"""Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that.
+
+There a product that is added to something becomes one operation with it, in the kernels that compute both, and a
+reduction's result may differ in its last bit from lane to lane until it is stored. So on a GPU a rebuild follows
+forward only where both do the same arithmetic to the same loaded values:
+
+* *Sums of products.* An addition reads a product that no other operator reads: both kernels make one operation of
+  them. One that other operators read too, or that is kept, is computed once and read, or computed in each kernel, as
+  Inductor chooses.
+* *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
+  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.moments`), or a value of them that is
+  saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
+* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): a kernel holds all of them, and its sums are
+  the same in all lanes. It normalises with what it stores.
+* Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
+"""
+
+from __future__ import annotations
+
+import operator
+from functools import cache
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.rebuilds.rounding import (
+    Roundings,
+    behind_views,
+    in_memory,
+    is_low,
+    is_pointwise,
+    readers_of,
+    selects,
+)
+from gistkit.compiled.split import Pair, is_tensor, is_view, storage_of, value
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_ADDING = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar})
+_NO_PRODUCT = _ADDING | {
+    prims.convert_element_type.default, aten.where.self, aten.maximum.default, aten.minimum.default,
+    aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default, aten.full.default, aten.rsqrt.default,
+}  # fmt: skip
+_SUMS = frozenset({aten.sum.dim_IntList, aten.sum.default, aten.amax.default, aten.amin.default})
+_MASKED = frozenset({
+    aten.cat.default, aten.constant_pad_nd.default, aten.index.Tensor, aten.embedding.default,
+    aten._unsafe_index.Tensor,
+})  # fmt: skip
+APART, WITHIN, UNCERTAIN = "apart", "within", "uncertain"
+"""Where a norm is normalised: in a kernel that loads the statistics, in the one that holds all values they are of, or
+in one or the other."""
+_PERSISTENT, _UNROLLED = 1024, 8
+"""Values that one kernel holds to reduce them; fewer than the second are summed one by one."""
+
+
+class Arithmetic:
+    """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set, as on the CPU."""
+
+    def __init__(self, pair: Pair, roundings: Roundings, same_kernels: bool) -> None:
+        self._pair, self._roundings, self._on = pair, roundings, same_kernels
+        self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
+        self._saved = {node.name for node in pair.tensors}
+        self._first_view: dict[int, int] = {}
+        for node in pair.tensors:
+            at = self._first_view.setdefault(storage_of(node), self._order[node])
+            self._first_view[storage_of(node)] = min(at, self._order[node])
+        self._last = compat.prefers_channels_last(pair.forward) if same_kernels else False
+        self._norms: dict[fx.Node, str] = {}
+        self._statistics: dict[fx.Node, fx.Node | None] = {}
+
+    def follows(self, node: fx.Node, inlined: bool = False) -> bool:
+        """Whether a node computed anew has forward's bits; ``inlined``: as a reader of it computes it."""
+        if not self._on or node.op != "call_function" or is_view(node) or not is_tensor(node):
+            return True
+        if not inlined and self.statistic(node) is not None and storage_of(node) in self._first_view:
+            return False  # computed where the reduction is
+        return all(self._reads_alike(y, node) for y in node.all_input_nodes if is_tensor(y))
+
+    def inlined(self, y: fx.Node, reader: fx.Node) -> bool:
+        """Whether ``reader`` computes a value of statistics within its own kernel, though y is kept."""
+        y = behind_views(y)
+        norm = self.statistic(y) if self._on else None
+        if norm is None or self.place(norm) != APART or not is_pointwise(y) or y.name in self._saved:
+            return False
+        return storage_of(y) in self._first_view and self._order[reader] < self._first_view[storage_of(y)]
+
+    def count_of(self, node: fx.Node) -> float | None:
+        """What Inductor divides a moment by to make a variance that a kernel of its own reads; None for other nodes."""
+        if not self._on or not _is_statistic(node) or node.args[1] != 0 or self.place(node.args[0]) != APART:  # type: ignore[arg-type]
+            return None
+        if storage_of(node) in self._first_view:  # it is in memory itself
+            return None
+        reduced, dims = _reduced(node.args[0])  # type: ignore[arg-type]
+        count = 1
+        for d in dims:
+            count *= value(reduced).shape[d]
+        if not isinstance(count, int) or count < _UNROLLED or value(reduced).dtype is not torch.float32:
+            return None
+        correction = node.args[0].kwargs.get("correction", 1)  # type: ignore[union-attr]
+        return float(max(count - (1 if correction is None else correction), 0)) or None  # type: ignore[operator]
+
+    def statistic(self, node: fx.Node) -> fx.Node | None:
+        """The ``var_mean`` that a small value is computed from, pointwise and with nothing larger; None of others."""
+        if node not in self._statistics:
+            self._statistics[node] = self._find_statistic(node)
+        return self._statistics[node]
+
+    def place(self, norm: fx.Node) -> str:
+        """Where a ``var_mean``'s results are read, as far as is known."""
+        if norm not in self._norms:
+            self._norms[norm] = self._place(norm)
+        return self._norms[norm]
+
+    def _find_statistic(self, node: fx.Node) -> fx.Node | None:
+        if _is_statistic(node):
+            return node.args[0]  # type: ignore[return-value]
+        if not is_tensor(node) or not (is_pointwise(node) or is_view(node)):
+            return None
+        for y in node.all_input_nodes:
+            found = self.statistic(y) if is_tensor(y) else None
+            if found is not None and value(y).numel() == value(node).numel():
+                return found
+        return None
+
+    def _reads_alike(self, y: fx.Node, node: fx.Node) -> bool:
+        norm = self.statistic(behind_views(y))
+        if self._divided_here(behind_views(y), node):
+            return False
+        sure = _made_alike(behind_views(y)) if norm is None else self.place(norm) != UNCERTAIN
+        if not sure and not self._roundings.from_memory(behind_views(y), node):
+            return False
+        return node.target not in _ADDING or self._added_alike(y, node)
+
+    def _divided_here(self, y: fx.Node, node: fx.Node) -> bool:
+        """Whether a node divides a moment itself, before a view of the variance y is saved."""
+        if not _is_statistic(y) or y.args[1] != 0 or y.name in self._saved or storage_of(y) not in self._first_view:
+            return False
+        return self._order[node] < self._first_view[storage_of(y)]
+
+    def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
+        """Whether what is added is a product in both kernels, or in neither."""
+        while y.op == "call_function" and (is_view(y) or y.target is prims.convert_element_type.default):
+            if self._roundings.to_be_rounded(y, node) or (y.name in self._saved and is_low(y)):
+                return True
+            if len(readers_of(y)) > 1 and _product_behind(y) is not None:
+                return False
+            y = y.all_input_nodes[0]
+        if _product_behind(y) is None or self._roundings.from_memory(y, node) or self._roundings.exact(y):
+            return True
+        return len(readers_of(y)) == 1 and y.name not in self._saved
+
+    def _is_masked(self, x: fx.Node, norm: fx.Node) -> bool:
+        """Whether a concatenation or a lookup is computed in the kernel that reduces x: then it is a loop."""
+        stack, seen = [x], set()
+        while stack:
+            node = stack.pop()
+            if node in seen or in_memory(node) or self._roundings.from_memory(node, norm):
+                continue
+            seen.add(node)
+            if node.target in _MASKED:
+                return True
+            stack.extend(n for n in node.all_input_nodes if is_tensor(n))
+        return False
+
+    def _place(self, norm: fx.Node) -> str:
+        x, dims = _reduced(norm)
+        tensor = value(x)
+        strides = tensor.stride()
+        if not all(isinstance(n, int) for n in (*tensor.shape, *strides)):
+            return UNCERTAIN
+        if self._last and tensor.dim() == 4:
+            strides = torch.empty(tensor.shape, device="meta").to(memory_format=torch.channels_last).stride()
+        inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: strides[d])
+        if not inner_first or inner_first[0] not in dims:
+            return APART
+        reduced = [d for d in inner_first if d in dims]
+        count = 1
+        for d in reduced:
+            count *= tensor.shape[d]
+        contiguous = inner_first[: len(reduced)] == reduced and strides[inner_first[0]] == 1
+        return WITHIN if contiguous and count <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return False
+    return node.args[0].target is aten.var_mean.correction
+
+
+def _reduced(norm: fx.Node) -> tuple[fx.Node, set[int]]:
+    x = norm.args[0]
+    assert isinstance(x, fx.Node)
+    rank = value(x).dim()
+    given = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("dim")
+    dims = range(rank) if given is None else given
+    return x, {d % rank for d in dims}  # type: ignore[union-attr,operator]
+
+
+def _product_behind(node: fx.Node) -> fx.Node | None:
+    """A node, or what it casts or looks at, where its last operation may be a product."""
+    while node.op == "call_function" and (is_view(node) or node.target is prims.convert_element_type.default):
+        node = node.all_input_nodes[0]
+    return node if is_pointwise(node) and node.target not in _NO_PRODUCT and not selects(node) else None
+
+
+@cache
+def _alike() -> frozenset:
+    """What is no pointwise operator to PyTorch, but copied, drawn, chosen or summed in one order by all lanes."""
+    named = (
+        aten.clone.default, aten.full.default, aten.scalar_tensor.default, aten.arange.start_step, prims.iota.default,
+        prims.inductor_lookup_seed.default, prims.inductor_random.default,
+        prims._low_memory_max_pool_with_offsets.default,
+    )  # fmt: skip
+    return frozenset(named) | _SUMS | _MASKED
+
+
+def _made_alike(y: fx.Node) -> bool:
+    """Whether all lanes and all kernels have the same of a value, whether it is loaded or computed where it is read."""
+    source = y.args[0] if y.target is operator.getitem else y
+    assert isinstance(source, fx.Node)
+    known = in_memory(source) or is_pointwise(source) or selects(source) or is_view(source)
+    return known or source.target in _alike()
