@@ -152,8 +152,8 @@ def compile(
     Example: ``model = gistkit.compile(model)``. With ``fidelity="bitwise"`` and without ``lossy`` the loss and all
     gradients are ``torch.equal`` to those of ``torch.compile`` with the same ``compile_kwargs`` (``mode``, ``options``,
     ``dynamic``, ``fullgraph``): tested on the CPU. On a GPU this class keeps torch.compile's kernels and
-    rebuilds only what a kernel of its own computes by the same arithmetic (docs/compiled.md): by construction, not yet
-    measured on one. ``fidelity="reassociated"`` rebuilds more there, and what reads it may round or sum otherwise.
+    rebuilds only what follows their arithmetic (docs/compiled.md says for which networks that was measured).
+    ``fidelity="reassociated"`` rebuilds more there, and what reads it may round or sum otherwise.
     ``eval()`` and ``no_grad`` run what torch.compile runs. :func:`gistkit.report` tells what was decided.
 
     ``plan``: one of :func:`gistkit.plan`; its lossy format and budget apply. Its decisions are about the eager step's
