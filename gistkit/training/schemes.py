@@ -35,7 +35,6 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import Judge, call_choices
 from gistkit.planning.policies import gist
 from gistkit.runtime import compress
-from gistkit.runtime.assign import check_max_error
 
 EXACT, DELAYED, IMMEDIATE, GRADIENTS = "fp32", "delayed", "immediate", "gradients"
 
@@ -79,7 +78,8 @@ def scheme(name: str) -> Scheme:
 def _share(text: str) -> float:
     """A number above 0 and below 1. Raises ValueError for any other text."""
     number = float(text)
-    check_max_error("scheme", number)
+    if not 0 < number < 1:
+        raise ValueError(text)
     return number
 
 
