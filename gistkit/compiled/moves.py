@@ -13,7 +13,7 @@ from functools import partial
 
 from torch import fx
 
-from gistkit.compiled import compat, edit
+from gistkit.compiled import compat, edit, pools
 from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
@@ -67,6 +67,7 @@ class Moves:
             static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
             self._rounding = packing.Rounding(settings.lossy, static, last)
         self._same = same_kernels(settings, pair.forward)
+        pools.lay_out_stand_ins(pair)
         choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}

@@ -67,6 +67,31 @@ class Bits:
         return build(prims.convert_element_type.default, wide, self.dtype)
 
 
+@dataclass(frozen=True)
+class Signs:
+    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros, so the
+    kernels that compare it stay as they are."""
+
+    bits: Bits
+    dtype: torch.dtype
+    name: str = "mask1"
+
+    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        """One uint8 tensor."""
+        return self.bits.encode(build, build(aten.le.Scalar, x, 0))
+
+    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
+        """0 where x is not above 0, and 1."""
+        above = build(aten.logical_not.default, self.bits.decode(build, payload))
+        return build(prims.convert_element_type.default, above, self.dtype)
+
+
+def signs(x: torch.Tensor) -> Signs | None:
+    """That form of a float tensor, None where no dimension is a multiple of 8."""
+    bits = mask1(x)
+    return None if bits is None else Signs(bits, x.dtype)
+
+
 def packing_dim(x: torch.Tensor, codes: int) -> int | None:
     """The dimension along which ``codes`` elements go to a byte: of those whose size is a known multiple, the innermost
     in memory, so that neighbours read the same byte. None where there is none."""

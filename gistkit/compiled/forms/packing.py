@@ -13,6 +13,7 @@ from torch import fx
 from gistkit.compiled.edit import Encoding
 from gistkit.compiled.forms import bits, lossy
 from gistkit.compiled.forms.narrow import narrow
+from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, storage_of, value
 
@@ -57,6 +58,9 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     x = value(node)
     if on_storage > 1:
         return Choice(node, None, SHARED)
+    if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
+        form = bits.signs(x)
+        return Choice(node, form, "backward reads where it is positive" if form else VALUES)
     if x.dtype not in (torch.bool, torch.int8):
         return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding)
     if elements(node) < LEAST_ELEMENTS:

@@ -1,0 +1,68 @@
+"""Backward of max-pools, behind the cut: it reads the shape of a pool's input, and the ReLU that made the input reads
+one bit an element of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.edit import Builder
+from gistkit.compiled.split import Pair, is_tensor, value
+
+aten = torch.ops.aten
+_POOL = aten.max_pool2d_with_indices_backward.default
+_ALIASES = (aten.alias.default, aten.detach.default)
+
+
+def lay_out_stand_ins(pair: Pair) -> None:
+    """Give the stand-ins of max-pools' inputs the strides that the inputs have. Inductor lays a pool's gradient out as
+    the pool's input is, and copies it for the convolution behind where that is not channels_last."""
+    for node in _pools(pair):
+        x: Any = node.args[1]
+        if x.target is aten.expand.default and _lies_last(pair, node):
+            _stand_in(pair, node)
+
+
+def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
+    """Whether backward compares a saved tensor with 0 and otherwise reads its shape as that of a max-pool's input; the
+    cut of torch 2.11 saves such a tensor in full."""
+    compares = False
+    stack = [pair.place(node)]
+    while stack:
+        x = stack.pop()
+        for user in x.users:
+            if user.target in _ALIASES:
+                stack.append(user)
+            elif user.target is aten.le.Scalar and user.args[1] == 0:
+                compares = True
+            elif user.target is not _POOL or user.args[1] is not x or user.all_input_nodes.count(x) > 1:
+                return False
+    return compares
+
+
+def _pools(pair: Pair) -> list[fx.Node]:
+    found = pair.backward.graph.find_nodes(op="call_function", target=_POOL)
+    return [node for node in found if is_tensor(node.args[1])]
+
+
+def _fixed(x: fx.Node) -> bool:
+    return value(x).dim() == 4 and all(isinstance(d, int) for d in (*value(x).shape, *value(x).stride()))
+
+
+def _lies_last(pair: Pair, node: fx.Node) -> bool:
+    """Whether a pool's input lies in channels_last, as its gradient's shape and the graph's convolutions tell."""
+    made = value(node)
+    return _fixed(node) and (compat.prefers_channels_last(pair.forward) or made.stride(1) == 1)
+
+
+def _stand_in(pair: Pair, node: fx.Node) -> None:
+    """A tensor of the input's layout, which Inductor does not allocate as no kernel reads it."""
+    x = value(node.args[1])  # type: ignore[arg-type]
+    last = _lies_last(pair, node)
+    strides = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last).stride() if last else x.stride()
+    build = Builder(pair.backward.graph, node, backward=True)
+    words = {"dtype": x.dtype, "layout": torch.strided, "device": x.device, "pin_memory": False}
+    node.update_arg(1, build(aten.empty_strided.default, list(x.shape), list(strides), **words))

@@ -1,0 +1,60 @@
+"""What backward reads of a max-pool's input, where the cut saves it in full."""
+
+import pytest
+import torch
+
+from gistkit.compiled.edit import encode
+from gistkit.compiled.forms import packing
+from gistkit.compiled.forms.bits import Signs
+from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read
+from tests.support.compiled_cases import assert_same, case, run_edited
+
+aten = torch.ops.aten
+
+
+def pools(pair):
+    return pair.backward.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices_backward.default)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(apart):
+    model, x, y = case("vgg", rows=32)
+    found = []
+
+    def edit(pair):
+        for choice in packing.choices(pair):
+            if isinstance(choice.form, Signs):
+                (payload,) = encode(pair, choice.node, choice.form, materialise=True, apart=apart)
+                assert payload.meta["val"].numel() * 8 == choice.node.meta["val"].numel()
+                found.append(choice.node)
+
+    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
+    assert len(found) == 2
+
+
+def test_what_is_read_by_value_is_no_matter_of_signs():
+    model, x, y = case("vgg", rows=32)
+
+    def edit(pair):
+        (first, *_) = [n.args[1] for n in pools(pair)]
+        (saved,) = [n for n in pair.tensors if pair.place(n) is first]
+        assert only_signs_are_read(pair, saved)
+        with pair.backward.graph.inserting_before(pair.backward.graph.output_node()):
+            pair.backward.graph.call_function(aten.neg.default, (first,))
+        assert not only_signs_are_read(pair, saved)
+
+    run_edited(edit, model, x, y)
+
+
+def test_stand_ins_lie_as_the_input_does():
+    model, x, y = case("vgg", rows=32)
+    x = x.contiguous(memory_format=torch.channels_last)
+
+    def edit(pair):
+        from gistkit.compiled.joint import shape_only_operands
+
+        assert shape_only_operands(pair.backward.graph) == 2
+        lay_out_stand_ins(pair)
+        assert [n.args[1].meta["val"].stride(1) for n in pools(pair)] == [1, 1]
+
+    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
