@@ -67,7 +67,8 @@ class Moves:
             static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
             self._rounding = packing.Rounding(settings.lossy, static, last)
         self._same = same_kernels(settings, pair.forward)
-        pools.lay_out_stand_ins(pair)
+        if not settings.exact:  # another layout sums in another order
+            pools.lay_out_stand_ins(pair)
         choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
