@@ -107,7 +107,7 @@ Lossy = str | Mapping[int, str] | None
 
 def named(lossy: str | bool | None) -> str | None:
     """The caller's word for a format, where True is DEFAULT_LOSSY and False is None."""
-    return DEFAULT_LOSSY if lossy is True else lossy or None
+    return DEFAULT_LOSSY if lossy is True else None if lossy is False else lossy
 
 
 def narrow_of(lossy: Lossy, storage: int) -> str | None:

@@ -7,10 +7,8 @@ densities flow back into the policy, as Gist watches the sparsity of its first 2
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -24,6 +22,7 @@ from gistkit.formats import AUTO
 from gistkit.ir import Plan, SavedGraph, SavedStorage
 from gistkit.kernels import capturing
 from gistkit.planning.policies import gist
+from gistkit.runtime.announced import announced
 from gistkit.runtime.assign import Formats
 from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
@@ -58,21 +57,7 @@ PLANS = 16  # beyond so many, numbers and texts among the arguments no longer te
 SIZES = 64  # so many sizes of forwards under a budget are remembered before all are forgotten
 CHECKS = 4096  # so many rebuilds are known to be exact, one a layer and size, before all are forgotten
 PARAMETERS_EVERY = 100  # steps after which a model is gone through for new parameters
-ANNOUNCED_AFTER_S = 3.0
 _needs_gradient = attrgetter("requires_grad")
-_log = logging.getLogger("gistkit")
-
-
-@contextmanager
-def announced(what: str, after_s: float = ANNOUNCED_AFTER_S) -> Iterator[None]:
-    """Logs once that ``what`` is still going on, should the block take longer than ``after_s`` seconds."""
-    timer = threading.Timer(after_s, _log.warning, ("%s: more than %g s so far", what, after_s))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def _moves(plan: Plan) -> tuple:

@@ -6,7 +6,7 @@ the same parameters, orders, crops and dropout masks under every scheme. Nothing
 generators are seeded by (seed, epoch), so a run that goes on from a checkpoint repeats the bits of one that was never
 stopped, where the device repeats its own. On CUDA, convolutions compute in fp32, or with ``tf32`` in TF32, which rounds
 their inputs to 10 bits of mantissa in every scheme alike. Steps are replayed there as one CUDA graph
-(:mod:`.graphed`).
+(:mod:`.graphed`), and what ``int4s`` and ``int2s`` draw follows from the run's seed and the values.
 """
 
 from __future__ import annotations

@@ -78,3 +78,20 @@ def test_inductor_compiles_what_keeps_the_kernels(as_on_a_gpu):
         found.append([p.grad.clone() for p in model.parameters()])
     assert_same(*found)
     assert gistkit.report(compiled).kept_bytes < gistkit.report(compiled).plain_bytes
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+def test_a_fused_form_changes_kernels_with_sums(monkeypatch):
+    """What the test above looks for exists: a mask that is unpacked where a bias's gradient is summed."""
+    gpu_code.pretend_gpu(monkeypatch)
+
+    def make():
+        torch.manual_seed(0)
+        return torch.randn(64, requires_grad=True), torch.randn(2048, 64)
+
+    def loss(bias, x):
+        return (x * torch.relu(x @ x[:64] + bias)).sum()
+
+    plain = gpu_code.kernels(make, loss)
+    ours = gpu_code.kernels(make, loss, Partitioner(Settings(fidelity="reassociated")))
+    assert set(gpu_code.reductions(plain[1])) != set(gpu_code.reductions(ours[1]))

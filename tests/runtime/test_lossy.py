@@ -94,3 +94,8 @@ def test_plans_and_tensors_without_a_plan_take_integers(lossy):
         y = F.linear(F.linear(F.linear(torch.randn(64, 256), weights[0]).relu(), weights[1]), weights[2])
     y.sum().backward()
     assert {"zvc", lossy} <= {row.codec for row in saved.stats.rows}  # of a ReLU's output every bit, as there are zeros
+
+
+def test_an_empty_format_is_refused():
+    with pytest.raises(ValueError, match="lossy"):
+        gistkit.compress(nn.Sequential(nn.Linear(2, 2)), lossy="")

@@ -6,7 +6,7 @@ import time
 import torch
 
 import gistkit
-from gistkit.runtime.engine import announced
+from gistkit.runtime.announced import announced
 
 
 def test_a_long_block_is_announced_once(caplog):

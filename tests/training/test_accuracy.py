@@ -418,6 +418,7 @@ def test_the_verdict_is_welchs():
     assert (found.low, found.high) == pytest.approx((0.01 - width, 0.01 + width), rel=1e-3)
     assert found.verdict(0.03) == "not worse" and found.verdict(0.005) == "open"
     assert difference((0.40, 0.42, 0.41), (0.60, 0.62, 0.61)).verdict(0.005) == "worse"
+    assert difference((0.6, 0.6), (0.50, 0.52)).low > 0  # one side without variance
     assert difference((0.61, 0.61), (0.61, 0.61)).verdict(0.005) == "not worse"
     assert difference((0.5,), (0.5, 0.6)) is None
 

@@ -60,7 +60,8 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
         return Choice(node, None, SHARED)
     if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
         form = bits.signs(x)
-        return Choice(node, form, "backward reads where it is positive" if form else VALUES)
+        if form is not None:
+            return Choice(node, form, "backward reads where it is positive")
     if x.dtype not in (torch.bool, torch.int8):
         return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding)
     if elements(node) < LEAST_ELEMENTS:
