@@ -7,7 +7,8 @@ kept bytes are the model's own. Columns of a row:
 
 * ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
 * ``host_ms``: what the host takes to issue a step.
-* ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with.
+* ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with. ``whole_peak_mib``: with parameters,
+  buffers and batch; ``predicted_peak_mib``: what gistkit's graphs said of it.
 * ``cold_s``: the first step with empty caches of Inductor; ``warm_s``: the first step of the same model compiled again.
 * ``equal``: how many of the gradients, and the loss, are in every bit those of the row's ``reference``, both from the
   same weights and batch; ``repeats``: those of a second step of the same compiled model, which a network with atomic
@@ -50,6 +51,7 @@ from bench.rows import beside
 from bench.training import network
 from bench.variants import checkpointed
 from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.compiled import records_of
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
@@ -88,6 +90,7 @@ VARIANTS = {
     "gistkit": Variant(_gistkit(), "compile"),
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
+    "gistkit 75%": Variant(_gistkit(budget="75%"), "compile"),
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
     "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),
@@ -192,7 +195,17 @@ class Run:
         torch.cuda.reset_peak_memory_stats()
         self.step(lambda: kept.append(torch.cuda.memory_allocated() - before))
         self.drain()
-        return {"kept_mib": kept[0] / MIB, "peak_mib": (torch.cuda.max_memory_allocated() - before) / MIB}
+        peak = (torch.cuda.max_memory_allocated() - before) / MIB
+        held = (*self.model.parameters(), *self.model.buffers(), self.x, self.targets)
+        found = {
+            "kept_mib": kept[0] / MIB,
+            "peak_mib": peak,
+            "whole_peak_mib": peak + sum(x.nbytes for x in held) / MIB,
+        }
+        if records := records_of(self.called):
+            found["predicted_peak_mib"] = max(r.peak_bytes for r in records) / MIB
+            found["predicted_plain_mib"] = max(r.plain_peak_bytes for r in records) / MIB
+        return found
 
     def kernels(self) -> list[tuple[str, int, float]]:
         """What a step runs on the device: names, calls and microseconds, the longest first."""

@@ -53,7 +53,8 @@ def on_gpu(graph: fx.GraphModule) -> bool:
 
 
 class Moves:
-    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step."""
+    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step.
+    ``plain_peak_bytes``: the predicted peak of its step before the moves."""
 
     def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
         self.pair, self.settings = pair, settings
@@ -62,6 +63,7 @@ class Moves:
         self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
+        self.plain_peak_bytes = predicted_peak(pair)
         self._rounding = None
         if settings.lossy is not None:
             static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
@@ -87,7 +89,7 @@ class Moves:
 
     def within(self, budget: int | str) -> None:
         """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
-        peak = plain = predicted_peak(self.pair)
+        peak = plain = self.plain_peak_bytes
         budget_bytes = parse_budget(budget, plain)
         assert budget_bytes is not None
         least: dict[str, int] = {}

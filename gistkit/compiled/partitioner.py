@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from gistkit.compiled import compat, joint, record
+from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.moves import Moves, Settings, on_gpu, same_kernels
 from gistkit.compiled.split import Pair
 from gistkit.version import VERSION
@@ -42,5 +43,6 @@ def cut(
     rows = moves.rows()
     moves.finish()
     done = tuple((name, count) for name, count in rewrites.items() if count)
-    record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes)))
+    peaks = predicted_peak(pair), moves.plain_peak_bytes
+    record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), *peaks))
     return pair.forward, pair.backward

@@ -33,11 +33,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph: its storages, and rewrites before the cut with their counts."""
+    """One graph: its storages, rewrites before the cut with their counts, and the predicted peak of its step in bytes,
+    with the same for the cut before the moves."""
 
     rows: tuple[Kept, ...]
     rewrites: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
+    peak_bytes: int = 0
+    plain_peak_bytes: int = 0
 
     @property
     def plain_bytes(self) -> int:
@@ -101,4 +104,5 @@ def recalled(key: str) -> list[GraphRecord]:
 
 def _graph(item: dict) -> GraphRecord:
     rows = tuple(Kept(**{**row, "shape": tuple(row["shape"])}) for row in item["rows"])
-    return GraphRecord(rows, tuple((name, count) for name, count in item["rewrites"]), tuple(item["notes"]))
+    rewrites = tuple((name, count) for name, count in item["rewrites"])
+    return GraphRecord(rows, rewrites, tuple(item["notes"]), item["peak_bytes"], item["plain_peak_bytes"])

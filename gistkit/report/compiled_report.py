@@ -37,6 +37,12 @@ class CompiledReport:
         return sum(g.kept_bytes for g in self.graphs)
 
     @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of a step, of the graph that needs most: parameters, buffers, batch, gradients and buffers
+        of the graphs; the optimiser's states and workspace of libraries are not in it."""
+        return max((g.peak_bytes for g in self.graphs), default=0)
+
+    @property
     def plain_kept_bytes(self) -> int:
         """As ``plain_bytes``, by the name that :class:`gistkit.Report` has for it."""
         return self.plain_bytes
@@ -69,7 +75,8 @@ class CompiledReport:
         ratio = "" if self.ratio is None else f": {self.ratio:.2f}x"
         return (
             f"kept {self.kept_bytes / MIB:.2f} MiB in {len(self.graphs)} graph(s), torch.compile "
-            f"{self.plain_bytes / MIB:.2f} MiB{ratio}"
+            f"{self.plain_bytes / MIB:.2f} MiB{ratio}; predicted peak of a step {self.peak_bytes / MIB:.2f} MiB, "
+            f"torch.compile {max(g.plain_peak_bytes for g in self.graphs) / MIB:.2f} MiB"
         )
 
 
