@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding, writing
 from gistkit.compiled.moments import dividing, moment_of, taking
-from gistkit.compiled.readers import awaited, fuse_together, reads_memory, sink_views
+from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
 
@@ -28,7 +28,8 @@ class Cone:
     ``leaves``: the operands that are not copied. Those that backward does not have are saved in addition.
     ``rounded``: pairs (operand, reader) of nodes where forward reads the operand from memory, in bf16 or fp16, and
     backward's kernel would compute it in fp32; it is rounded there. ``counts``: leaves that are variances and are kept
-    as moments, with what those are divided by.
+    as moments, with what those are divided by. ``loaded``: leaves that may be rebuilt themselves, afterwards; they are
+    buffers then, though Inductor could fuse them with this rebuild.
     """
 
     root: fx.Node
@@ -36,6 +37,7 @@ class Cone:
     leaves: tuple[fx.Node, ...]
     rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
     counts: Mapping[fx.Node, float] = field(default_factory=dict)
+    loaded: frozenset[fx.Node] = frozenset()
 
 
 class Encoding(Protocol):
@@ -89,8 +91,9 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: b
 
     ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
     False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
-    None: copies for the readers that Inductor can fuse, a buffer for the others. ``laid_out``: such a buffer has the
-    layout that forward gives to what it saves, and a leaf of which a view is saved is read through that.
+    None: a buffer for the readers that Inductor cannot fuse and for those right behind them, copies for the others.
+    ``laid_out``: such a buffer has the layout that forward gives to what it saves, and a leaf of which a view is saved
+    is read through that.
 
     Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
@@ -182,6 +185,7 @@ def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Nod
             return here[n]
         if n not in rounded:
             rounded[n] = build(rounding(), here[n])
+            rounded[n].meta[LOADS] = False
         return rounded[n]
 
     for node in cone.nodes:
@@ -191,6 +195,7 @@ def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Nod
             made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
+        made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)
         here[node] = made
     return here
 
@@ -206,7 +211,11 @@ def _replace(
     graph = pair.backward.graph
     sink_views(place)
     users = sorted(place.users)
-    from_memory = [u for u in users if materialise or (materialise is None and reads_memory(u))]
+    from_memory = users if materialise else []
+    if materialise is None:
+        from_memory = [u for u in users if reads_memory(u) or u.meta.get(LOADS)]
+        read = [reader for u in from_memory for reader in readers(u)]
+        from_memory = [u for u in users if u in from_memory or any(r < u and fuse_together(r, u) for r in read)]
     if from_memory:
         build = Builder(graph, from_memory[0], backward=True)
         made = make(build)

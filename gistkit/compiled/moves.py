@@ -18,7 +18,7 @@ from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
-from gistkit.compiled.rebuilds.cones import planned
+from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
@@ -66,8 +66,7 @@ class Moves:
         self.plain_peak_bytes = predicted_peak(pair)
         self._rounding = None
         if settings.lossy is not None:
-            static, last = lossy.of_parameters(pair, static_inputs), compat.prefers_channels_last(pair.forward)
-            self._rounding = packing.Rounding(settings.lossy, static, last)
+            self._rounding = packing.Rounding(settings.lossy, lossy.of_parameters(pair, static_inputs))
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -77,7 +76,7 @@ class Moves:
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
             cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
             cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
-        self._cones = sorted(cones, key=lambda cone: -ratio[cone.root.name])
+        self._cones = readers_first(sorted(cones, key=lambda cone: -ratio[cone.root.name]))
 
     def all(self) -> None:
         """Make every move."""

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import operator
 
+import torch
 from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.split import elements, is_tensor, is_view
 
+LOADS = "gistkit_loads"
+"""In the ``meta`` of a rebuild's nodes: whether it reads a buffer, though Inductor could fuse it with what makes it."""
 SEARCHED = 400
 """Nodes that the search for an incoming gradient looks at."""
 
@@ -51,8 +54,11 @@ def fuse_together(first: fx.Node, second: fx.Node) -> bool:
 
 def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
     """The latest result of a matrix product, a convolution or an attention that the first reader behind ``user`` needs
-    besides ``node``: a buffer in memory anyhow, so waiting for it changes no kernel. None where there is none."""
-    first = min(readers(user), default=user)
+    besides ``node``: a buffer in memory anyhow, so waiting for it changes no kernel. None where there is none. A reader
+    that rebuilds another tensor waits as that does."""
+    first = _rebuilt_by(min(readers(user), default=user))
+    if first.target is torch.ops.gistkit.materialised.default:
+        return first.args[1] if first.args[1] < user else None  # type: ignore[operator,return-value]
     seen, stack = {node}, [a for a in first.all_input_nodes if a is not node]
     best: fx.Node | None = None
     while stack and len(seen) < SEARCHED:
@@ -66,6 +72,16 @@ def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
         elif at < user and (best is None or best < at):
             best = at
     return best
+
+
+def _rebuilt_by(node: fx.Node) -> fx.Node:
+    """The buffer that a node of a rebuild ends in; the node itself where it is of none."""
+    found = node
+    while found.target is not torch.ops.gistkit.materialised.default:
+        if LOADS not in found.meta or not found.users:
+            return node
+        found = min(found.users)
+    return found
 
 
 def _in_memory(node: fx.Node) -> bool:

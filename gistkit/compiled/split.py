@@ -56,6 +56,14 @@ def storage_of(node: fx.Node) -> int:
     return compat.storage_key(value(node))
 
 
+def memory_order(x: torch.Tensor, channels_last: bool = False) -> tuple[int, ...]:
+    """The dimensions of x from the outermost in memory to the innermost. ``channels_last``: images will lie so in
+    memory, whatever their strides say here."""
+    if channels_last and x.dim() == 4:
+        return (0, 2, 3, 1)
+    return tuple(sorted(range(x.dim()), key=lambda d: (-compat.hint(x.stride(d)), d)))
+
+
 class Pair:
     """The graph modules ``forward`` and ``backward`` of one step, edited in place; ``results``: how many of forward's
     outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order."""

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.split import value
+from gistkit.compiled.split import memory_order, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 MAP_POSITIONS = 16
@@ -25,12 +25,14 @@ MAP_POSITIONS = 16
 
 @dataclass(frozen=True)
 class Bits:
-    """``bits`` of every element of a bool or int8 tensor, along dimension ``dim``."""
+    """``bits`` of every element of a bool or int8 tensor, along dimension ``dim``. ``order``: the tensor's dimensions
+    from the outermost in its graph's strides to the innermost; what is decoded has these, as its readers expect."""
 
     name: str
     bits: int
     dim: int
     dtype: torch.dtype
+    order: tuple[int, ...]
 
     @property
     def _codes(self) -> int:
@@ -50,18 +52,19 @@ class Bits:
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
         """The tensor."""
-        (codes,) = payload
+        codes, dim = build(aten.permute.default, payload[0], list(self.order)), self.order.index(self.dim)
         shape = build.sizes(codes)
         device, rank = value(codes).device, len(shape)
         words = {"start": 0, "step": self.bits, "dtype": torch.int32, "device": device, "requires_grad": False}
         shifts = build(prims.iota.default, self._codes, **words)
-        shifts = build(aten.reshape.default, shifts, [self._codes] + [1] * (rank - 1 - self.dim))
+        shifts = build(aten.reshape.default, shifts, [self._codes] + [1] * (rank - 1 - dim))
         wide = build(prims.convert_element_type.default, codes, torch.int32)
-        wide = build(aten.unsqueeze.default, wide, self.dim + 1)
+        wide = build(aten.unsqueeze.default, wide, dim + 1)
         wide = build(aten.bitwise_right_shift.Tensor, wide, shifts)
         wide = build(aten.bitwise_and.Scalar, wide, (1 << self.bits) - 1)
-        shape[self.dim] = shape[self.dim] * self._codes
+        shape[dim] = shape[dim] * self._codes
         wide = build(aten.reshape.default, wide, shape)
+        wide = build(aten.permute.default, wide, [self.order.index(d) for d in range(rank)])
         if self.dtype is torch.bool:
             return build(aten.ne.Scalar, wide, 0)
         return build(prims.convert_element_type.default, wide, self.dtype)
@@ -86,30 +89,34 @@ class Signs:
         return build(prims.convert_element_type.default, above, self.dtype)
 
 
-def signs(x: torch.Tensor) -> Signs | None:
-    """That form of a float tensor, None where no dimension is a multiple of 8."""
-    bits = mask1(x)
+def signs(x: torch.Tensor, channels_last: bool = False) -> Signs | None:
+    """That form of a float tensor, None where no dimension is a multiple of 8. ``channels_last``: images will lie so
+    in memory, whatever their strides say here."""
+    bits = mask1(x, channels_last)
     return None if bits is None else Signs(bits, x.dtype)
 
 
-def packing_dim(x: torch.Tensor, codes: int) -> int | None:
+def packing_dim(x: torch.Tensor, codes: int, channels_last: bool = False) -> int | None:
     """The dimension along which ``codes`` elements go to a byte: of those whose size is a known multiple, the innermost
     in memory, so that neighbours read the same byte. None where there is none."""
-    fitting = [d for d in range(x.dim()) if isinstance(x.shape[d], int) and x.shape[d] and x.shape[d] % codes == 0]
-    known = {d: s if isinstance(s := x.stride(d), int) else sys.maxsize for d in fitting}
-    return min(fitting, key=lambda d: (known[d], -d), default=None)
+    order = memory_order(x, channels_last)
+    fitting = [d for d in order if isinstance(x.shape[d], int) and x.shape[d] and x.shape[d] % codes == 0]
+    return fitting[-1] if fitting else None
 
 
-def mask1(x: torch.Tensor) -> Bits | None:
+def mask1(x: torch.Tensor, channels_last: bool = False) -> Bits | None:
     """The 1-bit form of a bool tensor, None where no dimension is a multiple of 8."""
-    dim = packing_dim(x, 8)
-    return None if dim is None else Bits("mask1", 1, dim, torch.bool)
+    return _form("mask1", 1, x, torch.bool, channels_last)
 
 
-def map4(x: torch.Tensor) -> Bits | None:
+def map4(x: torch.Tensor, channels_last: bool = False) -> Bits | None:
     """The 4-bit form of a max-pool's map, None where no dimension is even."""
-    dim = packing_dim(x, 2)
-    return None if dim is None else Bits("map4", 4, dim, x.dtype)
+    return _form("map4", 4, x, x.dtype, channels_last)
+
+
+def _form(name: str, bits: int, x: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> Bits | None:
+    dim = packing_dim(x, 8 // bits, channels_last)
+    return None if dim is None else Bits(name, bits, dim, dtype, memory_order(x))
 
 
 def window_positions(node: fx.Node) -> int | None:

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.split import value
+from gistkit.compiled.split import memory_order, value
 from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -235,16 +234,10 @@ def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | 
     symbolic = [d for d in range(x.dim()) if not isinstance(x.shape[d], int)]
     if len(symbolic) > 1:
         return "several sizes change from call to call"
-    order = _memory_order(x, channels_last)
+    order = memory_order(x, channels_last)
     shape = tuple(-1 if d in symbolic else int(x.shape[d]) for d in order)
     known = prod(d for d in shape if d >= 0)
     if symbolic and (fmt.codes_per_word == 3 or (scaling == "block" and known % SCALE_BLOCK)):
         return f"{name} needs a size that is known, and one changes from call to call"
     hardware = fmt.name == "fp8" and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 9)
     return Narrow(name, fmt, scaling == "block", order, shape, x.dtype, hardware)
-
-
-def _memory_order(x: torch.Tensor, channels_last: bool) -> Shape:
-    if channels_last and x.dim() == 4:
-        return (0, 2, 3, 1)
-    return tuple(sorted(range(x.dim()), key=lambda d: (-compat.hint(x.stride(d)), d)))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import fx
 
+from gistkit.compiled import compat
 from gistkit.compiled.edit import Encoding
 from gistkit.compiled.forms import bits, lossy
 from gistkit.compiled.forms.narrow import narrow
@@ -33,12 +34,10 @@ class Choice:
 
 
 class Rounding(NamedTuple):
-    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and whether
-    images will lie in memory as channels_last."""
+    """How floats are rounded: the format's name, and the nodes of forward that follow from parameters alone."""
 
     name: str
     static: Collection[fx.Node]
-    channels_last: bool
 
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
@@ -49,40 +48,40 @@ def own_tensors(pair: Pair) -> list[fx.Node]:
 
 def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
     """A choice for each tensor of :func:`own_tensors`."""
-    tensors = own_tensors(pair)
+    tensors, last = own_tensors(pair), compat.prefers_channels_last(pair.forward)
     count = Counter(map(storage_of, tensors))
-    return [_choice(pair, node, count[storage_of(node)], rounding) for node in tensors]
+    return [_choice(pair, node, count[storage_of(node)], rounding, last) for node in tensors]
 
 
-def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None) -> Choice:
+def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None, last: bool) -> Choice:
     x = value(node)
     if on_storage > 1:
         return Choice(node, None, SHARED)
     if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
-        form = bits.signs(x)
+        form = bits.signs(x, last)
         if form is not None:
             return Choice(node, form, "backward reads where it is positive")
     if x.dtype not in (torch.bool, torch.int8):
-        return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding)
+        return Choice(node, None, VALUES) if rounding is None else _rounded(pair, node, rounding, last)
     if elements(node) < LEAST_ELEMENTS:
         return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
     if x.dtype is torch.bool:
-        form = bits.mask1(x)
+        form = bits.mask1(x, last)
         return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
     positions = bits.window_positions(node)
     if positions is None:
         return Choice(node, None, VALUES)
     if positions > bits.MAP_POSITIONS:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
-    form = bits.map4(x)
+    form = bits.map4(x, last)
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
 
 
-def _rounded(pair: Pair, node: fx.Node, rounding: Rounding) -> Choice:
+def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choice:
     exact = lossy.stays_exact(pair, node, rounding.static)
     if exact is not None:
         return Choice(node, None, exact)
-    form = narrow(rounding.name, value(node), rounding.channels_last)
+    form = narrow(rounding.name, value(node), last)
     return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
 
 

@@ -37,7 +37,8 @@ class Limits:
 @dataclass(frozen=True)
 class Cone:
     """How one tensor is rebuilt. ``nodes``: what is computed anew, in order, ``root`` last. ``leaves``: what that is
-    computed from, and of those ``extra_leaves`` what is kept for rebuilds only. ``depth`` as in :class:`Limits`.
+    computed from, ``extra_leaves`` what of that is kept for rebuilds only, and ``rebuilt_leaves`` what of it is rebuilt
+    itself, and read where that is. ``depth`` as in :class:`Limits`.
     ``saved_bytes``: bytes not kept for the root any more. ``read_bytes``: bytes that are read instead of them.
     ``bitwise``: whether it gives the forward's bits by construction."""
 
@@ -45,6 +46,7 @@ class Cone:
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
     extra_leaves: tuple[str, ...]
+    rebuilt_leaves: tuple[str, ...]
     depth: int
     saved_bytes: int
     read_bytes: int
@@ -66,10 +68,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Reach:
-    """A rebuild before it is chosen: names of what is computed, names of what it reads, its depth and bytes read."""
+    """A rebuild before it is chosen: names of what is computed, names of what it reads, of those the ones that are
+    rebuilt themselves, all that these are rebuilt from in turn, its depth and bytes read."""
 
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
+    rebuilt: tuple[str, ...]
+    chain: frozenset[str]
     depth: int
     read_bytes: int
     largest: int
@@ -81,6 +86,8 @@ class _Search:
         self.roots = [v.name for v in flow.needed() if flow.base(v).weight >= limits.least_bytes]
         small = {flow.base(v).name for v in flow.needed() if flow.base(v).weight < limits.least_bytes}
         self.small = small
+        self.reached_at: frozenset[str] = frozenset()
+        self.reached: dict[str, _Reach] = {}
 
     def anew(self, v: Value) -> bool:
         return v.kind == CHEAP and (v.follows or not self.limits.bitwise)
@@ -90,11 +97,25 @@ class _Search:
 
     def reach(self, root: str, kept: Collection[str]) -> _Reach:
         """The rebuild of a root from what is kept."""
+        if (at := frozenset(kept)) != self.reached_at:
+            self.reached_at, self.reached = at, {}
+        if root not in self.reached:
+            found = self._reach(root, at)
+            self.reached[root] = found
+        return self.reached[root]
+
+    def _reach(self, root: str, kept: frozenset[str]) -> _Reach:
         values = self.flow.values
-        nodes = [v.name for v in region(self.flow, [root], self.anew, kept)] if root not in kept else []
+        if root in kept:
+            return _Reach((), (), (), frozenset(), 1, 0, values[root].read_bytes)
+        loaded = self.loaded(root, kept)
+        nodes = [v.name for v in region(self.flow, [root], self.anew, {*kept, *loaded})]
         inside = set(nodes)
         leaves = list(dict.fromkeys(n for name in nodes for n in values[name].inputs if n not in inside))
-        depth: dict[str, int] = {}
+        rebuilt = tuple(n for n in leaves if n in loaded)
+        before = {n: self.reach(n, kept) for n in rebuilt}
+        chain = frozenset(rebuilt).union(*(r.chain | set(r.nodes) for r in before.values()))
+        depth = {n: r.depth for n, r in before.items()}
         for name in nodes:
             v = values[name]
             own = v.needed and not v.view and v.name != root
@@ -103,7 +124,18 @@ class _Search:
         reads = {values[n].storage: min(values[n].read_bytes, width) for n in leaves}
         largest = max(values[root].read_bytes, *reads.values(), 0)
         large = sum(n for n in reads.values() if n * _SMALL > largest)
-        return _Reach(tuple(nodes), tuple(leaves), depth.get(root, 0) + 1, large, largest)
+        return _Reach(tuple(nodes), tuple(leaves), rebuilt, chain, depth.get(root, 0) + 1, large, largest)
+
+    def loaded(self, root: str, kept: Collection[str]) -> set[str]:
+        """Other rebuilt tensors that a rebuild reads where they are rebuilt: forward loads them from memory there."""
+        values = self.flow.values
+        found = {n for n in self.roots if n != root and n not in kept and self.anew(values[n])}
+        while True:
+            inside = region(self.flow, [root], self.anew, {*kept, *found})
+            computed = {n for v in inside for n in v.inputs if n in found and n not in v.loads}
+            if not computed:
+                return found.intersection(n for v in inside for n in v.inputs)
+            found -= computed
 
     def exceeds(self, root: str, reach: _Reach) -> bool:
         return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
@@ -144,18 +176,18 @@ class _Search:
                 return pins
             pins.add(pin)
             for root in self.roots:
-                if pin in reaches[root].nodes:
+                if pin in reaches[root].nodes or pin in reaches[root].chain:
                     reaches[root] = self.reach(root, kept | pins)
 
     def best_pin(self, over: list[str], reaches: dict[str, _Reach], kept: set[str]) -> str:
         values = self.flow.values
         hits: dict[str, int] = {}
         for root in over:
-            for name in reaches[root].nodes:
+            for name in {*reaches[root].nodes, *reaches[root].chain}:
                 hits[name] = hits.get(name, 0) + 1
         first = over[0]
         best, score = self.flow.base(values[first]).name, 0.0
-        for name in reaches[first].nodes:
+        for name in (n for n in values if n in reaches[first].nodes or n in reaches[first].chain):
             weight = self.weight(values[name])
             if weight >= UNKEPT or self.exceeds(first, self.reach(first, {*kept, name})):
                 continue
@@ -193,13 +225,15 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
         if not reach.nodes or root in lone:
             used[base.name] = None
             continue
-        used.update(dict.fromkeys(n for n in reach.leaves if values[n].kind != FREE))
+        kept_leaves = [n for n in reach.leaves if values[n].kind != FREE and n not in reach.rebuilt]
+        used.update(dict.fromkeys(kept_leaves))
         gone = base.storage not in stay and base.storage not in counted
         counted.add(base.storage)
-        extra = tuple(n for n in reach.leaves if values[n].kind != FREE and not values[n].needed)
+        extra = tuple(n for n in kept_leaves if not values[n].needed)
         bitwise = all(values[n].follows for n in reach.nodes) and all(values[n].settled for n in extra)
         cones.append(Cone(
-            root, reach.nodes, reach.leaves, extra, reach.depth, base.weight if gone else 0, reach.read_bytes, bitwise
+            root, reach.nodes, reach.leaves, extra, reach.rebuilt, reach.depth, base.weight if gone else 0,
+            reach.read_bytes, bitwise,
         ))  # fmt: skip
     kept_bytes = sum({values[n].storage: values[n].weight for n in used}.values())
     names = tuple(n for n in values if n in used)

@@ -19,13 +19,31 @@ _DEFAULT = Limits()
 def planned(
     pair: Pair, static_inputs: Iterable[int] | None = None, limits: Limits = _DEFAULT
 ) -> tuple[Choice, list[edit.Cone]]:
-    """The choice of rebuilds for a pair, and its cones as nodes of forward. ``static_inputs``: indices of forward's
-    inputs that outlive the step."""
+    """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
+    its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
     choice = choose(describe(pair, static_inputs, limits.same_kernels), limits)
     roundings = Roundings(pair, limits.same_kernels)
     arithmetic = Arithmetic(pair, roundings, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}
-    return choice, [_as_nodes(cone, named, roundings, arithmetic) for cone in choice.cones]
+    return choice, [_as_nodes(cone, named, roundings, arithmetic) for cone in reversed(choice.cones)]
+
+
+def readers_first(cones: Iterable[edit.Cone]) -> list[edit.Cone]:
+    """Cones in their order, but those that read a rebuilt tensor before its own."""
+    cones, done = list(cones), dict[fx.Node, edit.Cone]()
+    readers: dict[fx.Node, list[edit.Cone]] = {}
+    for cone in cones:
+        for leaf in cone.loaded:
+            readers.setdefault(leaf, []).append(cone)
+
+    def put(cone: edit.Cone) -> None:
+        for reader in readers.get(cone.root, ()):
+            put(reader)
+        done.setdefault(cone.root, cone)
+
+    for cone in cones:
+        put(cone)
+    return list(done.values())
 
 
 def rebuild_saved(
@@ -48,4 +66,5 @@ def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings, arith
     pairs = [(operand, node) for node in nodes for operand in node.all_input_nodes if operand in inside]
     rounded = frozenset(pair for pair in pairs if roundings.to_be_rounded(*pair))
     counts = {leaf: count for leaf in leaves if (count := arithmetic.count_of(leaf)) is not None}
-    return edit.Cone(named[cone.root], nodes, leaves, rounded, counts)
+    loaded = frozenset(named[name] for name in cone.rebuilt_leaves)
+    return edit.Cone(named[cone.root], nodes, leaves, rounded, counts, loaded)

@@ -32,7 +32,8 @@ class Value:
     """One value of forward. ``inputs``: names of those it is computed from. ``weight``: bytes to keep it, in its
     packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
     reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
-    forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward."""
+    forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of
+    its inputs that backward reads too and that forward's kernel loads from memory."""
 
     name: str
     inputs: tuple[str, ...]
@@ -44,6 +45,7 @@ class Value:
     view: bool = False
     follows: bool = True
     settled: bool = True
+    loads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
         is_needed = node.name in needed
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         follows = roundings.follows(node) and arithmetic.follows(node)
+        read = (n for n in node.all_input_nodes if n.name in needed)
+        loads = frozenset(n.name for n in read if not is_view(n) and roundings.from_memory(n, node))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
         values[node.name] = Value(
             node.name, inputs, kind, storage, UNKEPT if view and not stays else packed_bytes(node), _bytes(node),
             is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
-            settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None,
+            settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
         )  # fmt: skip
     return Flow(values)
 
