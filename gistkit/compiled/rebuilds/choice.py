@@ -24,12 +24,14 @@ _SMALL = 64
 class Limits:
     """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
-    ``least_bytes``: what is smaller is kept as it is. ``bitwise``: only rebuilds that give the forward's bits by
+    ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: a kernel's
+    launch for it costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by
     construction. ``same_kernels``: forward keeps the kernels of plain ``torch.compile``."""
 
     depth: int = 4
     reads: float = 4.0
     least_bytes: int = 1 << 16
+    least_share: float = 1e-3
     bitwise: bool = True
     same_kernels: bool = False
 
@@ -83,9 +85,9 @@ class _Reach:
 class _Search:
     def __init__(self, flow: Flow, limits: Limits) -> None:
         self.flow, self.limits = flow, limits
-        self.roots = [v.name for v in flow.needed() if flow.base(v).weight >= limits.least_bytes]
-        small = {flow.base(v).name for v in flow.needed() if flow.base(v).weight < limits.least_bytes}
-        self.small = small
+        self.least = max(limits.least_bytes, int(limits.least_share * flow.plain_bytes()))
+        self.roots = [v.name for v in flow.needed() if flow.base(v).weight >= self.least]
+        self.small = {flow.base(v).name for v in flow.needed() if flow.base(v).weight < self.least}
         self.reached_at: frozenset[str] = frozenset()
         self.reached: dict[str, _Reach] = {}
 
@@ -144,7 +146,7 @@ class _Search:
         """Why a value is kept."""
         v = self.flow.values[name]
         if name in self.small:
-            return f"fewer than {self.limits.least_bytes} bytes"
+            return f"fewer than {self.least} bytes"
         if v.kind != CHEAP:
             return "made by an operator that only forward runs"
         if not self.anew(v):
