@@ -24,9 +24,9 @@ _SMALL = 64
 class Limits:
     """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
-    ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: a kernel's
-    launch for it costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by
-    construction. ``same_kernels``: forward keeps the kernels of plain ``torch.compile``."""
+    ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
+    a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
+    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``."""
 
     depth: int = 4
     reads: float = 4.0
