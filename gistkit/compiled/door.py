@@ -97,9 +97,9 @@ class Backend:
             record.remember(key, found)
         elif torch.is_grad_enabled():
             found = record.recalled(key)
-        parameters = [p for p in inputs if isinstance(p, torch.nn.Parameter)]
+        parameters = compat.real_parameters(inputs)
         if found:
-            place = (compat.frame(), *map(id, parameters))
+            place = (*compat.frame(), *map(id, parameters))
             self.records[place] = found
             for parameter in parameters:
                 _BY_PARAMETER.setdefault(parameter, {})[place] = found
