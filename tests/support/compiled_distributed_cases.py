@@ -18,20 +18,20 @@ import gistkit
 from tests.support import compiled_cases  # noqa: F401 (imports Inductor, past its warnings)
 from tests.support.distributed_cases import whole
 
-WIDTH, BLOCKS = 256, 3
+WIDTH, BLOCKS = 256, 2
 
 
 class Block(nn.Module):
-    """A residual block with a batch norm, whose parameters take a little more than the 1 MiB that a bucket is full
-    with."""
+    """A residual block with a batch norm. From the last operator back to its first linear layer its parameters fill a
+    bucket of 1 MiB, so that Dynamo splits the graph into blocks; its kernels are then those of a block by itself."""
 
     def __init__(self):
         super().__init__()
-        self.norm = nn.BatchNorm1d(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH)
 
     def forward(self, x):
-        return x + self.down(F.gelu(self.up(self.norm(x))))
+        return x + self.norm(self.down(F.gelu(self.up(x))))
 
 
 class Net(nn.Module):
@@ -59,7 +59,7 @@ def around(model, compiled):
 
 
 def inside(model, compiled):
-    """Compiled inside: the same splitting."""
+    """Compiled inside: the same splitting, the same kernels."""
     return DistributedDataParallel(compiled(model), bucket_cap_mb=1)
 
 
@@ -87,8 +87,8 @@ def compressed(model):
 
 WAYS = {"torch": torch.compile, "gistkit": gistkit.compile, "compressed": compressed}
 CASES = [
-    (around, "torch"), (around, "gistkit"), (around, "compressed"), (inside, "torch"), (inside, "gistkit"),
-    (sharded_first, "torch"), (sharded_first, "gistkit"), (compiled_first, "torch"), (compiled_first, "gistkit"),
+    (around, "torch"), (around, "gistkit"), (around, "compressed"), (inside, "gistkit"), (compiled_first, "torch"),
+    (compiled_first, "gistkit"), (sharded_first, "gistkit"),
 ]  # fmt: skip
 
 
