@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gistkit.compiled import compat, record
@@ -129,7 +130,8 @@ def _likeness(model: Callable | None) -> tuple:
     """What models have in common that share their graphs: class, and names, shapes and types of parameters."""
     if not isinstance(model, torch.nn.Module):
         return ()
-    return type(model), *((name, p.shape, p.dtype) for name, p in model.named_parameters())
+    parameters = ((n, None if is_lazy(p) else p.shape, p.dtype) for n, p in model.named_parameters())
+    return type(model), *parameters
 
 
 def _key(graph: fx.GraphModule, inputs: Sequence[Any], settings: Settings, words: Any) -> str:
