@@ -117,11 +117,25 @@ def set_partitioner(made: Any) -> None:
     config.custom_partitioner_fn = made  # type: ignore[attr-defined]
 
 
-def frame() -> int:
-    """The number of the Python frame that is being compiled; -1 outside of Dynamo."""
+def frame() -> tuple[int, int]:
+    """The number of the Python frame that is being compiled, -1 outside of Dynamo, and the part of it where
+    DistributedDataParallel has Dynamo split the graph: a number for each, the same for the same part."""
     compile_id = private("torch._guards", "CompileContext").current_compile_id()
     found = getattr(compile_id, "frame_id", None)
-    return -1 if found is None else int(found)
+    split = getattr(tracing_context(), "ddp_optimizer_ctx", None)
+    return -1 if found is None else int(found), -1 if split is None else int(split.curr_bucket) + 1
+
+
+def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
+    """The parameters among a graph's inputs. The parts of a graph that was split for DistributedDataParallel have fake
+    ones, in place of which those of the whole graph are found that they stand for."""
+    given = [p for p in inputs if isinstance(p, torch.nn.Parameter)]
+    context, mode = tracing_context(), getattr(given[0], "fake_mode", None) if given else None
+    if context is None or mode is None:
+        return given
+    known = [t for t in context.tensor_to_context if isinstance(t, torch.nn.Parameter)]
+    stands_for = {id(mode.fake_tensor_converter._get_memo(p)): p for p in known}
+    return [stands_for[id(p)] for p in given if id(p) in stands_for]
 
 
 def register_materialised_lowering(operator: Any) -> None:

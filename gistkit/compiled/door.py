@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gistkit.compiled import compat, record
@@ -66,11 +67,21 @@ def _words_of(plan: Plan) -> tuple[str | None, int | None]:
 class Backend:
     """A backend of ``torch.compile``: Inductor, with gistkit's partitioner. ``records``: what was decided for each
     graph that it has compiled, by frame and parameters; a graph that is compiled again, for other sizes, replaces the
-    one before."""
+    one before. ``model``: what it compiles, as :func:`_likeness` tells it.
 
-    def __init__(self, settings: Settings) -> None:
+    Two of the same settings are equal, so that Dynamo shares the graphs of equal blocks that are compiled one by one,
+    as torch.compile's own backend does; else it would give up at its recompile_limit."""
+
+    def __init__(self, settings: Settings, model: Callable | None = None) -> None:
         self.settings = settings
+        self.model = _likeness(model)
         self.records: Records = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Backend) and other.settings == self.settings
+
+    def __hash__(self) -> int:
+        return hash(self.settings)
 
     def __call__(
         self,
@@ -97,9 +108,9 @@ class Backend:
             record.remember(key, found)
         elif torch.is_grad_enabled():
             found = record.recalled(key)
-        parameters = [p for p in inputs if isinstance(p, torch.nn.Parameter)]
+        parameters = compat.real_parameters(inputs)
         if found:
-            place = (compat.frame(), *map(id, parameters))
+            place = (*compat.frame(), *map(id, parameters))
             self.records[place] = found
             for parameter in parameters:
                 _BY_PARAMETER.setdefault(parameter, {})[place] = found
@@ -113,6 +124,14 @@ class Backend:
 Records = dict[tuple, list[record.GraphRecord]]
 _BY_PARAMETER: Any = WeakIdKeyDictionary()
 _BY_MODEL: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
+
+
+def _likeness(model: Callable | None) -> tuple:
+    """What models have in common that share their graphs: class, and names, shapes and types of parameters."""
+    if not isinstance(model, torch.nn.Module):
+        return ()
+    parameters = ((n, None if is_lazy(p) else p.shape, p.dtype) for n, p in model.named_parameters())
+    return type(model), *parameters
 
 
 def _key(graph: fx.GraphModule, inputs: Sequence[Any], settings: Settings, words: Any) -> str:
@@ -174,7 +193,7 @@ def compile(
         )
     if isinstance(model, torch.nn.Module) and any(compressed_forward(part) is not None for part in model.modules()):
         raise CompileError("compile: model must not be compressed; call torch.compile(model), or gistkit.restore first")
-    made = Backend(settings_of(plan, lossy, fidelity, budget))
+    made = Backend(settings_of(plan, lossy, fidelity, budget), model)
     compiled = torch.compile(model, backend=made, **compile_kwargs)
     for owner in (model, compiled):
         if isinstance(owner, torch.nn.Module):
@@ -186,6 +205,14 @@ def records_of(model: torch.nn.Module) -> list[record.GraphRecord] | None:
     """What was decided for the graphs of a model, or of its parts; None where nothing of it was compiled with
     gistkit."""
     made = [_BY_MODEL[part] for part in model.modules() if part in _BY_MODEL]
-    tables = [b.records for b in made] if made else [_BY_PARAMETER.get(p, {}) for p in model.parameters()]
+    tables = [_graphs_of(b) for b in made] if made else [_BY_PARAMETER.get(p, {}) for p in model.parameters()]
     found: Records = {place: records for source in tables for place, records in source.items()}
     return [r for records in found.values() for r in records] if made or found else None
+
+
+def _graphs_of(backend: Backend) -> Records:
+    """A backend's own records; where all its graphs were compiled for another model, that one's."""
+    if backend.records or not backend.model:
+        return backend.records
+    shared = (b.records for b in _BY_MODEL.values() if b == backend and b.model == backend.model)
+    return next(filter(None, shared), {})

@@ -26,7 +26,7 @@ from gistkit.runtime.program.program import Settings
 WHEN_TRACED: list[Callable[[CompressedForward], None]] = []
 """What to call when ``torch.compile`` traces a compressed model: the compiled path's, once it is imported."""
 _NUMBERS = itertools.count()
-_STAND_INS: weakref.WeakValueDictionary[int, CompressedForward] = weakref.WeakValueDictionary()
+_STAND_INS: weakref.WeakValueDictionary[str, CompressedForward] = weakref.WeakValueDictionary()
 _is_compiling = torch.compiler.is_compiling
 
 
@@ -47,7 +47,8 @@ class CompressedForward:
         self.model = model
         self.engine = Engine(settings, plan)
         self.previous, self.active = previous, True
-        self.number, self.plain = next(_NUMBERS), self.__wrapped__
+        # As text: a number that differs from model to model Dynamo makes symbolic, and no constant any more.
+        self.number, self.plain = str(next(_NUMBERS)), self.__wrapped__
         # A plan is about the eager step's storages, and "auto" measures eager steps: both run eagerly.
         self.traceable = plan is None and settings.lossy != AUTO
         _STAND_INS[self.number] = self
@@ -183,7 +184,7 @@ class CompressedForward:
         return attributes | {"forward": self} if self._is_outermost else attributes
 
 
-def _announce(number: int) -> int:
+def _announce(number: str) -> str:
     for call in WHEN_TRACED:
         call(_STAND_INS[number])
     return number
