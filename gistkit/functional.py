@@ -4,7 +4,7 @@ from gistkit.nn.conv import conv2d
 from gistkit.nn.dropout import dropout
 from gistkit.nn.keep import Keep, Kept, keep_coded, keep_dense
 from gistkit.nn.linear import linear
-from gistkit.nn.norm import batch_norm, bn_apply, rebuild_candidates
+from gistkit.nn.norm import batch_norm
 from gistkit.nn.pool import max_pool2d, relu_max_pool2d
 from gistkit.nn.relu import relu
 
@@ -12,14 +12,12 @@ __all__ = [
     "Keep",
     "Kept",
     "batch_norm",
-    "bn_apply",
     "conv2d",
     "dropout",
     "keep_coded",
     "keep_dense",
     "linear",
     "max_pool2d",
-    "rebuild_candidates",
     "relu",
     "relu_max_pool2d",
 ]

@@ -25,7 +25,7 @@ from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
 from gistkit.codecs.bounds import ErrorBound
 from gistkit.errors import GistError
-from gistkit.kernels import STRIDES, check_addressable, check_capacity, flat, ops, spill_bytes, value_dtype
+from gistkit.kernels import STRIDES, flat, ops, spill_bytes, value_dtype
 from gistkit.kernels.launch import direct
 
 Payload = tuple[torch.Tensor, ...]
@@ -84,8 +84,7 @@ class Sparse(Codec):
         on; for a CUDA tensor pinned host memory, or a device's. It belongs to the encoding, which holds this very
         tensor until it is settled and needs none of it, or dies. count: 0-d int64, of x's device or pinned, gets
         :meth:`total`. The scratch is let go of before this returns, in stream order. Raises GistError where
-        :attr:`packs_within` is False, ValueError and TypeError for a capacity or a spill that does not do. Does not
-        synchronise.
+        :attr:`packs_within` is False. Does not synchronise.
         """
         x = dense_layout(self._checked(x))
         if not self.packs_within:
@@ -93,11 +92,8 @@ class Sparse(Codec):
                 f"codec {self.name}: begin_within packs values whose place says nothing about their number, but "
                 f"{self.value_format} with scaling {self.scaling} depends on it; use begin and settle"
             )
-        op = f"codec {self.name}: begin_within"
         if x.numel() == 0:
             return self._begun(x)
-        check_capacity(op, capacity, formats.ceil_div(x.numel(), self.slot) * self.slot)
-        check_addressable(op, spill, x)
         ready = self._launches(x, x.numel(), x.dtype)
         if ready is not None:
             payload = ready.encode_within(x, capacity, spill, count)

@@ -40,7 +40,6 @@ def add_images(parser: argparse.ArgumentParser) -> None:
     text = "of measured times: written with --measure, read without"
     parser.add_argument("--times", metavar="FILE.json", type=Path, help=text)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines, making folders")
-    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step, making folders")
 
 
 def prepare(options: argparse.Namespace) -> Hardware:
@@ -49,7 +48,7 @@ def prepare(options: argparse.Namespace) -> Hardware:
         value = getattr(options, name)
         if not 1 <= value <= MOST:
             raise InputError(f"{name} must be from 1 to {MOST}, got {quoted(value)}; leave it out for the default")
-    claim(options.json, options.times if options.measure else None, plot=options.plot)
+    claim(options.json, options.times if options.measure else None, plot=getattr(options, "plot", None))
     try:
         if "hardware" in options:
             return find_hardware(options.hardware)

@@ -13,14 +13,14 @@ from rich.console import Console
 from gistkit.api import Row, compare, costs_of, decisions_table, fitted, least_table, policies_table, with_times
 from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
-from gistkit.commands.wrong import InputError, progress_bars, write, writing
+from gistkit.commands.wrong import InputError, progress_bars, write
 from gistkit.errors import BudgetError
-from gistkit.ir import BACKWARD, Plan, SavedGraph
+from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, instead, least_bytes, remedy
 from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import simulate, trains_batch_norm
-from gistkit.report import console, mib, milliseconds, plot_plan, told
+from gistkit.planning.simulate import trains_batch_norm
+from gistkit.report import console, mib, milliseconds, told
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,6 @@ def run(options: argparse.Namespace) -> int:
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
-    if options.plot:
-        with writing(options.plot) as file:
-            _plot(found, chosen, options, file)
     _show(found, chosen, options)
     if chosen.fits:
         return 0
@@ -167,15 +164,3 @@ def _figures(made: Plan | None) -> dict:
         return {}
     names = ("peak_bytes", "step_s", "kept_bytes", "fidelity", "sub_batches", "gap", "lower_bound_bytes")
     return {name: getattr(made, name) for name in names}
-
-
-def _plot(found: Findings, chosen: Row, options: argparse.Namespace, file: Path) -> None:
-    graph, costs = found.graph, found.costs
-    reserve = parse_bytes(options.reserve, "--reserve")
-    plans = (found.plain,) if chosen.plan is None else (found.plain, chosen.plan)
-    before, *after = (simulate(graph, p, costs, reserve=reserve).memory_bytes for p in plans)
-    backward = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
-    policy = f"policy {chosen.policy}" if chosen.plan else f"no plan by policy {chosen.policy}"
-    title = f"{options.model}, batch {options.batch}, {costs.hardware.name}: {policy}"
-    parts = 1 if chosen.plan is None else chosen.plan.sub_batches
-    plot_plan(title, before, after[0] if after else None, found.budget_bytes, backward, file, parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,6 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "profile", help="where the memory and the time of a training step go, by class and by layer"
     )
     add_images(parser)
+    parser.add_argument("--plot", metavar="FILE.png", type=Path, help="draw the memory over one step, making folders")
 
 
 def run(options: argparse.Namespace) -> int:

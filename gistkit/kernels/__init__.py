@@ -1,9 +1,10 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
 from gistkit.kernels.compat import capturing, current_device, current_stream
-from gistkit.kernels.launch.checks import FORMS, STRIDES
 from gistkit.kernels.launch.direct import Masks
 from gistkit.kernels.layout import (
+    FORMS,
+    STRIDES,
     bits_of,
     flat,
     is_channels_last,
@@ -15,4 +16,4 @@ from gistkit.kernels.layout import (
 )
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
-from gistkit.kernels.sparse.spill import check_addressable, check_capacity, packed_bytes, spill_bytes
+from gistkit.kernels.sparse.spill import packed_bytes, spill_bytes

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import fp10_words
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, fp10_words
 
 BIT_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """By item size in bytes the integer dtype through which bit patterns are seen."""
+STRIDES = {"zvc": ZVC_SLOT, "csr": CSR_COLUMNS}
+"""Elements of a slot or row, by layout."""
+FORMS = ("scaled", "fused", "split", "centred", "normalised")
+"""Arithmetics of a batch norm's elementwise half (:mod:`gistkit.kernels.rebuild.rebuild`)."""
 
 
 def bits_of(x: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""The operators ``gistkit::*``: schemas, checks and shapes. docs/kernels.md says what each computes.
+"""The operators ``gistkit::*``: schemas and shapes. docs/kernels.md says what each computes.
 
 Flat, contiguous 1-D tensors in storage order, except for the pool operators (4-D, NCHW or channels_last). No operator
 synchronises with the host, but for the first ReLU of a device (:mod:`gistkit.kernels.signed_zero`).
 
 One schema, three implementations: ``CPU`` is the oracle in :mod:`gistkit.kernels.reference`, ``CUDA`` the Triton
-launcher, fake tensors get shapes.
+launcher, fake tensors get shapes. Arguments are not checked: codecs and nn pass what fits together.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from types import ModuleType
 import torch
 
 from gistkit import formats
-from gistkit.kernels.launch import checks
-from gistkit.kernels.layout import code_count, code_dtype, is_channels_last, unit_dtype, value_dtype
+from gistkit.kernels.layout import STRIDES, code_count, code_dtype, is_channels_last, unit_dtype, value_dtype
 
 LIBRARY = torch.library.Library("gistkit", "DEF")
 _LAUNCHERS = {
@@ -44,20 +43,15 @@ def _oracles(family: str) -> ModuleType:
     return importlib.import_module(f"gistkit.kernels.reference.{family}")
 
 
-def operator(
-    family: str, schema: str, check: Callable[..., None] | None = None
-) -> Callable[[Callable | None], Callable]:
+def operator(family: str, schema: str) -> Callable[[Callable | None], Callable]:
     """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation. None
     in its place: for CPU tensors alone, where sizes depend on values; there is no launcher then.
 
-    ``check(name, *arguments)`` raises for arguments that neither implementation takes. Returns the callable operator
-    overload, so the module's name is bound to what callers use.
+    Returns the callable operator overload, so the module's name is bound to what callers use.
     """
     name = schema[: schema.index("(")]
 
     def implementation(module: Callable[[str], ModuleType], *args, **kwargs):
-        if check is not None:
-            check(name, *args, **kwargs)
         return getattr(module(family), name)(*args, **kwargs)
 
     def bind(fake: Callable | None) -> Callable:
@@ -75,65 +69,63 @@ def _nothing(*_, **__) -> None:
     return None
 
 
-@operator("mask", "mask1_encode(Tensor x) -> Tensor", checks.check_values)
+@operator("mask", "mask1_encode(Tensor x) -> Tensor")
 def mask1_encode(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)", checks.check_values)
+@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
 def relu_mask1(x):
     return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor", checks.check_values)
+@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")
 def relu_mask1_(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor", checks.check_masked)
+@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")
 def mask1_backward(grad, mask):
     return torch.empty_like(grad)
 
 
-mask1_backward_ = operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()", checks.check_masked)(_nothing)
+mask1_backward_ = operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()")(_nothing)
 
 
-@operator("mask", "bits_encode(Tensor b) -> Tensor", checks.check_flags)
+@operator("mask", "bits_encode(Tensor b) -> Tensor")
 def bits_encode(b):
     return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor", checks.check_mask)
+@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")
 def bits_decode(mask, n):
     return mask.new_empty((n,), dtype=torch.bool)
 
 
-@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor", checks.check_masked)
+@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
 def dropout_backward(grad, mask, scale):
     return torch.empty_like(grad)
 
 
-@operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)", checks.check_narrow)
+@operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)")
 def narrow_encode(x, fmt, scaling):
     codes = x.new_empty((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
     return codes, x.new_empty((formats.scale_count(x.numel(), scaling),), dtype=torch.uint8)
 
 
 @operator(
-    "narrow",
-    "narrow_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str fmt, str scaling) -> Tensor",
-    checks.check_codes,
+    "narrow", "narrow_decode(Tensor codes, Tensor exponents, int n, ScalarType dtype, str fmt, str scaling) -> Tensor"
 )
 def narrow_decode(codes, exponents, n, dtype, fmt, scaling):
     return codes.new_empty((n,), dtype=dtype)
 
 
-@operator("narrow", "fp10_pack(Tensor codes) -> Tensor", checks.check_fp10)
+@operator("narrow", "fp10_pack(Tensor codes) -> Tensor")
 def fp10_pack(codes):
     return codes.new_empty((formats.fp10_words(codes.numel()),), dtype=torch.int32)
 
 
-@operator("integers", "int_encode(Tensor x, int bits, int seed) -> (Tensor, Tensor, Tensor)", checks.check_int_encode)
+@operator("integers", "int_encode(Tensor x, int bits, int seed) -> (Tensor, Tensor, Tensor)")
 def int_encode(x, bits, seed):
     blocks = formats.ceil_div(x.numel(), formats.INT_BLOCK)
     lows, steps = (x.new_empty((blocks,), dtype=torch.float32) for _ in range(2))
@@ -141,9 +133,7 @@ def int_encode(x, bits, seed):
 
 
 @operator(
-    "integers",
-    "int_decode(Tensor units, Tensor lows, Tensor steps, int n, ScalarType dtype, int bits) -> Tensor",
-    checks.check_int_decode,
+    "integers", "int_decode(Tensor units, Tensor lows, Tensor steps, int n, ScalarType dtype, int bits) -> Tensor"
 )
 def int_decode(units, lows, steps, n, dtype, bits):
     return units.new_empty((n,), dtype=dtype)
@@ -157,7 +147,7 @@ _RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}) -> ()"
 
 def sparse_arrays(layout: str, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(index, counts, values) of a scratch for x in ``layout``, zvc or csr; values in ``fmt``."""
-    stride = checks.STRIDES[layout]
+    stride = STRIDES[layout]
     slots = formats.ceil_div(x.numel(), stride)
     items, dtype = (formats.ZVC_WORDS, torch.int32) if layout == "zvc" else (stride, torch.uint8)
     index = x.new_empty((slots * items,), dtype=dtype)
@@ -166,18 +156,14 @@ def sparse_arrays(layout: str, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor,
 
 
 def _encoder(name: str, fake: Callable | None) -> Callable:
-    return operator("sparse", f"{name}(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)", checks.check_encode)(fake)
+    return operator("sparse", f"{name}(Tensor x, str fmt) -> (Tensor, Tensor, Tensor)")(fake)
 
 
-zvc_encode, csr_encode = (_encoder(f"{layout}_encode", partial(sparse_arrays, layout)) for layout in checks.STRIDES)
-zvc_pack, csr_pack = (_encoder(f"{layout}_pack", None) for layout in checks.STRIDES)
+zvc_encode, csr_encode = (_encoder(f"{layout}_encode", partial(sparse_arrays, layout)) for layout in STRIDES)
+zvc_pack, csr_pack = (_encoder(f"{layout}_pack", None) for layout in STRIDES)
 
 
-@operator(
-    "sparse",
-    "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor",
-    checks.check_compact,
-)
+@operator("sparse", "compact(Tensor scratch, Tensor counts, int stride, int total, Tensor(a!)? spill=None) -> Tensor")
 def compact(scratch, counts, stride, total, spill=None):
     return scratch.new_empty((total,))
 
@@ -185,7 +171,6 @@ def compact(scratch, counts, stride, total, spill=None):
 @operator(
     "sparse",
     "csr_compact(Tensor columns, Tensor values, Tensor counts, int total, Tensor(a!)? spill=None) -> (Tensor, Tensor)",
-    checks.check_csr_compact,
 )
 def csr_compact(columns, values, counts, total, spill=None):
     return columns.new_empty((total,)), values.new_empty((total,))
@@ -196,28 +181,24 @@ ship = operator(
     "lane",
     "ship(Tensor scratch, Tensor index, Tensor counts, int stride, Tensor(a!) lane, Tensor begin, "
     "Tensor(b!) after, Tensor(c!) place, Tensor(d!) rest) -> ()",
-    checks.check_ship,
 )(_nothing)
-unship = operator(
-    "lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()", checks.check_lane
-)(_nothing)
+unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(_nothing)
 
 
 def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-zvc_decode = operator("sparse", f"zvc_decode{_DECODE}", checks.check_payload)(_decoded)
-csr_decode = operator("sparse", f"csr_decode{_DECODE}", checks.check_payload)(_decoded)
-zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}", checks.check_backward)(_nothing)
-csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}", checks.check_backward)(_nothing)
+zvc_decode = operator("sparse", f"zvc_decode{_DECODE}")(_decoded)
+csr_decode = operator("sparse", f"csr_decode{_DECODE}")(_decoded)
+zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}")(_nothing)
+csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}")(_nothing)
 
 
 bn_rebuild = operator(
     "rebuild",
     "bn_rebuild(Tensor x, Tensor[] norm, str form, int plane, Tensor? other, Tensor[] other_norm, str other_form, "
     "bool relu, Tensor(a!) out) -> ()",
-    checks.check_rebuild,
 )(_nothing)
 
 

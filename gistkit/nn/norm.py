@@ -51,28 +51,24 @@ def batch_norm(
     eps: float = 1e-5,
     *,
     keep: Keep | None = None,
-    on_stats: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """``torch.nn.functional.batch_norm``, bit for bit, that in training keeps its input as ``keep`` makes it.
 
     input: [N, C, ...] fp32, bf16 or fp16; the others [C] or None, of its dtype or fp32. Running statistics are updated
-    as PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). ``on_stats(mean, invstd)`` gets
-    the batch's statistics, [C] each, for :func:`bn_apply`. Inference, empty batches, other dtypes, tensors with gaps
-    and calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not synchronise.
+    as PyTorch updates them. ``keep``: a callable tensor -> Kept (default: the tensor). Inference, empty batches, other
+    dtypes, tensors with gaps and calls under saved-tensor hooks are PyTorch's own. Raises what PyTorch raises. Does not
+    synchronise.
     """
     y = F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if training and keep_input(y, keep or keep_dense, input, running_mean, running_var, weight, bias) and on_stats:
-        on_stats(y.grad_fn._saved_result1, y.grad_fn._saved_result2)  # type: ignore[union-attr]
+    if training:
+        keep_input(y, keep or keep_dense, input, running_mean, running_var, weight, bias)
     return y
 
 
-def keep_input(y: torch.Tensor, keep: Keep, x: torch.Tensor, *others: Vector) -> bool:
-    """Have the node of y, the batch norm of x in training, keep what ``keep`` makes of x; False where that cannot
-    be."""
-    able = keeps_its_input(y) and covered(x, *others) and not hooked() and is_dense(x) and x.numel() > 0
-    if able:
+def keep_input(y: torch.Tensor, keep: Keep, x: torch.Tensor, *others: Vector) -> None:
+    """Have the node of y, the batch norm of x in training, keep what ``keep`` makes of x, where that can be."""
+    if keeps_its_input(y) and covered(x, *others) and not hooked() and is_dense(x) and x.numel() > 0:
         replace_saved(y, "input", keep(x))
-    return able
 
 
 def keeps_its_input(y: torch.Tensor) -> bool:
@@ -172,15 +168,3 @@ def result_like(arithmetic: Rebuild, x: torch.Tensor) -> torch.Tensor:
     """Memory for an arithmetic's result."""
     layout = torch.contiguous_format if arithmetic is _stepwise else torch.preserve_format
     return torch.empty_like(x, memory_format=layout)
-
-
-def bn_apply(
-    x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector = None, bias: Vector = None
-) -> torch.Tensor:
-    """Batch norm's output from its input x [N, C, ...] and the batch's statistics [C], by the likeliest arithmetic.
-
-    In x's dtype; on the CPU with one fp32 temporary of x's size for bf16 and fp16. Not differentiable; does not
-    synchronise.
-    """
-    with torch.no_grad():
-        return rebuild_candidates(x)[0](x, mean, invstd, weight, bias)

@@ -92,23 +92,20 @@ def _code_bits(kernel: Pair, zero_code: bool) -> int | None:
     return 8 if symbols <= formats.ARGMAX8_POSITIONS else None
 
 
-def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool, zero_code: bool, bits: int) -> bool:
+def _applicable(x: torch.Tensor, windows: _Windows, ceil_mode: bool) -> bool:
     """Whether the operator takes this pool; else PyTorch runs or raises its own error."""
-    if x.dim() not in (3, 4) or x.numel() == 0:
+    kernel, _, padding = windows
+    if x.dim() not in (3, 4) or x.numel() == 0 or any(p > k // 2 for p, k in zip(padding, kernel, strict=True)):
         return False
-    batch = torch.empty((1,) * (4 - x.dim()) + tuple(x.shape), dtype=x.dtype, device="meta")
-    try:
-        forward_geometry(batch, *windows, ceil_mode, zero_code, bits)
-    except (ValueError, TypeError):
-        return False
-    return True
+    g = forward_geometry(x if x.dim() == 4 else x.unsqueeze(0), *windows, ceil_mode)
+    return g.images > 0 and min(g.out_height, g.out_width) > 0
 
 
 def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: bool, zero: bool) -> Any:
     if not return_indices and recorded(x) and covered(x):
         windows = _windows(*where)
         bits = None if windows is None else _code_bits(windows[0], zero)
-        if windows is not None and bits is not None and _applicable(x, windows, ceil_mode, zero, bits):
+        if windows is not None and bits is not None and _applicable(x, windows, ceil_mode):
             return _MaxPool2d.apply(x, windows, bool(ceil_mode), relu, zero, bits)
     # a second ReLU changes no value of a ReLU's output, and zeroes the gradient as the codes would have
     x = torch.relu(x) if zero else x

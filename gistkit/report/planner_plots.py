@@ -1,4 +1,4 @@
-"""Pictures of a step's predicted memory, by matplotlib (``gistkit[plot]``): plain against plan, and by class."""
+"""A picture of a step's predicted memory by class, by matplotlib (``gistkit[plot]``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 from gistkit.report.profile_view import TITLES, Profile
 
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
-PLAIN, PLANNED, BUDGET = "#3b4252", "#0072b2", "#d55e00"
 CLASS_COLOURS = {
     "weights": "#3b4252",
     "weight_gradients": "#8a94a6",
@@ -39,40 +38,6 @@ def plot_profile(profile: Profile, path: Path) -> None:
     named = f"{profile.model}, " if profile.model else ""
     axes.set_title(f"{named}batch {profile.batch}, {profile.hardware}: plain PyTorch, peak {_size(profile.peak_bytes)}")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, title="share of the peak in brackets")
-    figure.savefig(path)
-
-
-def plot_plan(
-    title: str,
-    plain_bytes: Sequence[int],
-    plan_bytes: Sequence[int] | None,
-    budget_bytes: int | None,
-    backward_task: int,
-    path: Path,
-    sub_batches: int = 1,
-) -> None:
-    """Draw the predicted bytes over the tasks of one step, plain and planned, with the budget, and write the picture.
-
-    ``plain_bytes`` and ``plan_bytes`` are by task, of one sub-batch where the plan has several; None: there is no plan.
-    Overwrites ``path``.
-    """
-    figure, axes = canvas()
-    most = max(*plain_bytes, *(plan_bytes or ()), budget_bytes or 0)
-    unit = _unit(most)
-    of_one = f", one of {sub_batches} sub-batches" if sub_batches > 1 else ""
-    for nbytes, colour, name in ((plain_bytes, PLAIN, "plain PyTorch"), (plan_bytes, PLANNED, f"plan{of_one}")):
-        if nbytes is None:
-            continue
-        values = _steps(nbytes, unit)
-        label = f"{name}: peak {_size(max(nbytes))}"
-        axes.plot(values, drawstyle="steps-post", color=colour, linewidth=1.8, label=label)
-        axes.fill_between(range(len(values)), values, step="post", color=colour, alpha=0.08, linewidth=0)
-    if budget_bytes is not None:
-        label = f"budget {_size(budget_bytes)}"
-        axes.axhline(budget_bytes / UNITS[unit], color=BUDGET, linestyle="--", linewidth=1.4, label=label)
-    _decorate(axes, backward_task, len(plain_bytes), most / UNITS[unit], unit)
-    axes.set_title(title)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(path)
 
 

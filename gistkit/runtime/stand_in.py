@@ -122,14 +122,14 @@ class CompressedForward:
         return found is self or getattr(found, "__func__", None) is self.__func__
 
     def attach(self) -> None:
-        """Take over the model's forward, and what copies the model without a copy of this; of a GraphModule, which
-        copies and pickles what its graph names alone, all copying."""
+        """Take over the model's forward, and what copies the model without a copy of this; a GraphModule, which copies
+        and pickles what its graph names alone, is not copied."""
         own = vars(self.model)
         if not self.is_reached:
             own["forward"] = self
         taken = {"_replicate_for_data_parallel": self.replicate, "__reduce_ex__": self.reduce_model}
         if isinstance(self.model, GraphModule):
-            taken["__deepcopy__"] = self.copy_graph
+            taken["__deepcopy__"] = taken["__reduce_ex__"] = functools.partial(_refuse, _GRAPH)
         own.update(taken, **{STAND_IN: self})
         self.active = True
 
@@ -152,24 +152,11 @@ class CompressedForward:
         vars(replica)["forward"] = functools.partial(_refuse, _REPLICA)
         return replica
 
-    def copy_graph(self, memo: dict) -> Any:
-        """``__deepcopy__`` of the GraphModule: its own, and the stand-in's copy."""
-        kind: Any = type(self.model)
-        twin = kind.__deepcopy__(self.model, memo)
-        if isinstance(twin, GraphModule) and twin is not self.model and compressed_forward(twin) is None:
-            memo[id(self.model)] = twin
-            copy.deepcopy(self, memo).attach()
-        return twin
-
     def reduce_model(self, protocol: SupportsIndex) -> Any:
-        """``__reduce_ex__`` of the model: its own. A GraphModule goes without the stand-in, which is made anew; a
-        shallow copy, which ``copy.copy`` makes of the same attributes, gets a forward that refuses."""
+        """``__reduce_ex__`` of the model: its own. A shallow copy, which ``copy.copy`` makes of the same attributes,
+        gets a forward that refuses."""
         kind: Any = type(self.model)
         made, given, *rest = kind.__reduce_ex__(self.model, protocol)
-        if isinstance(self.model, GraphModule):
-            given = tuple(self._without_stand_in(item) if isinstance(item, dict) else item for item in given)
-            told = made, given, self.engine.settings, self.engine.plan, self.previous
-            return _compressed_graph, told, *rest
         shallow = sys._getframe(1).f_code is copy.copy.__code__
         return made, given, *(self._carried(item, shallow) if isinstance(item, dict) else item for item in rest)
 
@@ -197,6 +184,10 @@ _COPYING = ("__deepcopy__", "__reduce_ex__", "_replicate_for_data_parallel")
 _REPLICA = (
     "DataParallel: a replica of a compressed model cannot run, its forward would be the original's; use "
     "torch.nn.parallel.DistributedDataParallel, one process a device, or call gistkit.restore(model) first"
+)
+_GRAPH = (
+    "copy, pickle: a compressed fx.GraphModule copies what its graph names alone; call gistkit.restore(model) before "
+    "copying and compress the copy"
 )
 _SHALLOW = (
     "copy.copy: a shallow copy of a compressed model cannot run, its forward would be the original's; use "
@@ -229,13 +220,6 @@ def _unbound(original: Callable) -> Callable:
 def name_of(function: Any) -> str:
     """A function's qualified name, or its type's."""
     return getattr(function, "__qualname__", type(function).__name__)
-
-
-def _compressed_graph(made: Callable, given: tuple, settings: Settings, plan: Plan | None, previous: Any) -> Any:
-    model = made(*given)
-    if isinstance(model, GraphModule):
-        CompressedForward(model, settings, plan, previous).attach()
-    return model
 
 
 def _run_eagerly(engine: Engine, model: torch.nn.Module, previous: Any, args: tuple, kwargs: dict) -> Any:

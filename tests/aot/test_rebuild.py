@@ -3,8 +3,8 @@
 import pytest
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.launch.checks import FORMS
 from gistkit.kernels.launch.tiling import NUM_WARPS
+from gistkit.kernels.layout import FORMS
 from gistkit.kernels.rebuild import rebuild as kernels
 from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of
 

@@ -11,7 +11,6 @@ from torch import fx, nn
 
 import gistkit
 from gistkit.capture.twin import plain_copy
-from gistkit.runtime.attach import compressed_forward
 from tests.support.foreign_cases import assert_same, made, peak, plan
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.planning_cases import T, X
@@ -39,28 +38,20 @@ def test_a_graph_module_is_a_module(make, words):
     assert gistkit.report(twin)
 
 
-def test_a_compressed_graph_module_copies_pickles_and_is_restored():
+def test_a_compressed_graph_module_is_restored_before_it_is_copied():
     plain = graphs(made())
     found = plan(plain, budget="85%")
     model = gistkit.compress(copy.deepcopy(plain), found)
-    parent = nn.ModuleList([model])
-    for twin in (
-        copy.deepcopy(model),
-        copy.deepcopy(copy.deepcopy(parent))[0],
-        pickle.loads(pickle.dumps(model)),
-        pickle.loads(pickle.dumps(parent))[0],
-    ):
-        stand_in = compressed_forward(twin)
-        assert stand_in is not None and stand_in.model is twin and stand_in.engine is not model.forward.engine
-        assert stand_in.engine.plan == found
-        assert_same(copy.deepcopy(plain), twin, steps=2)
-        assert vars(gistkit.restore(twin)).keys() == vars(plain).keys()
-        assert compressed_forward(copy.deepcopy(twin)) is compressed_forward(pickle.loads(pickle.dumps(twin))) is None
+    for copied in (copy.deepcopy, pickle.dumps, lambda m: copy.deepcopy(nn.ModuleList([m]))):
+        with pytest.raises(gistkit.CompressError, match=r"call gistkit.restore\(model\) before copying"):
+            copied(model)
     assert list(model.state_dict()) == list(plain.state_dict())
     assert plan(model, budget="85%").decisions == found.decisions
     model.graph.lint()
     model.recompile()
     assert_same(copy.deepcopy(plain), model)
+    assert vars(gistkit.restore(model)).keys() == vars(plain).keys()
+    pickle.loads(pickle.dumps(model))
 
 
 @pytest.mark.parametrize("make", [made, lambda: graphs(made())])

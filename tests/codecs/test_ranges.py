@@ -8,7 +8,6 @@ from torch import nn
 
 import gistkit
 from gistkit.codecs import CODECS, Sparse
-from gistkit.kernels import ops
 from gistkit.kernels.layout import flat
 from gistkit.nn.keep import keep_coded
 from gistkit.runtime.live import LiveBytes
@@ -59,13 +58,6 @@ def test_rows_of_a_stash(codec, layout):
     assert Reader(stash, x).dense_rows(2, 5).stride() == whole[2:5].stride()
     folded = x.permute(1, 0, 2, 3)  # its first dimension is not the outermost in memory
     assert same_bits(Reader(stash, folded).dense_rows(1, 3), whole.permute(1, 0, 2, 3)[1:3])
-
-
-def test_bad_parts_are_refused():
-    words, counts, scratch = ops.zvc_encode(values(2048, torch.float32), "raw")
-    none = torch.empty(0, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="first and n must name a part of the 2 groups of 1024 elements, got first=1"):
-        ops.zvc_decode(words, counts, scratch, none, 1, 1025, torch.float32, "raw", "none", False)
 
 
 def two_convolutions():

@@ -170,35 +170,6 @@ def test_codecs_whose_packed_values_depend_on_their_number_refuse():
             SPARSE[name].begin_within(torch.ones(9), 8, torch.empty(99_999, dtype=torch.uint8), count())
 
 
-ROOM = torch.empty(200_000, dtype=torch.uint8)
-ONES = torch.ones(2000)
-REFUSALS = [
-    (ValueError, r"csr: begin_within: capacity must be a multiple of 8 from 8 to 2048, .*, got 12; ask", 12, ROOM),
-    (ValueError, r"capacity must be a multiple of 8 from 8 to 2048, the elements of whole slots, got 0; ask", 0, ROOM),
-    (ValueError, r"capacity must be .* got 2056; ask the codec's capacity\(n, density\) for one", 2056, ROOM),
-    (ValueError, r"must have 51200 bytes for 2048 elements of which 8 have room, got 51199; ask", 8, ROOM[:51199]),
-    (TypeError, r"spill must be flat, contiguous bytes .*, got \(50000,\) torch.float", 8, ROOM.view(torch.float)),
-    (TypeError, r"spill must be flat, contiguous bytes .*, got \(100000,\) torch.uint8; view", 8, ROOM[::2]),
-    (ValueError, r"spill and values must start at multiples of 32 bytes, .*; cut the spill at mul", 8, ROOM[1:]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind, text, capacity, spill", REFUSALS, ids=range(len(REFUSALS)))
-def test_refusals_name_argument_demand_value_and_remedy(kind, text, capacity, spill):
-    with pytest.raises(kind, match=text):
-        WITHIN["csr"].begin_within(ONES, capacity, spill, count())
-
-
-@pytest.mark.parametrize(
-    "packed, fmt, scaling", [(False, "raw", "none"), (True, "fp10", "none"), (True, "fp8", "block")]
-)
-def test_operators_refuse_a_spill_of_what_is_never_packed_with_one(packed, fmt, scaling):
-    words, counts, values = ops.zvc_encode(ONES, fmt if scaling == "none" else "fp8")
-    values, exponents = (ops.fp10_pack(values) if fmt == "fp10" else values), ROOM[:16]
-    with pytest.raises(ValueError, match="zvc_decode: spill must be None unless values are packed items of their own"):
-        ops.zvc_decode(words, counts, values, exponents, 0, 2000, torch.float32, fmt, scaling, packed, ROOM)
-
-
 def operator_cases():
     x = torch.arange(1.0, 2 * GROUP + 1)
     for name in ("zvc", "csr"):

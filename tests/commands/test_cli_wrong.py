@@ -61,9 +61,11 @@ SIZES = [
     (["--batch", "-1"], "batch must be from 1 to [0-9]*, got -1; leave it out"),
     (["--batch", "1" * 99], r"batch must be from 1 to [0-9]*, got 1{45}\.\.\.1{12}; leave it out"),
     (["--batch", "nan"], "argument --batch: invalid int value: 'nan'"),
+    (["--bogus\x1b[31m"], r"unrecognized arguments: --bogus.x1b\[31m"),
+]
+PLOTS = [
     (["--plot", "memory.txt"], "plot file must end in .png, .svg or .pdf, got 'memory.txt'; name one that does"),
     (["--plot", "/proc/none/x.png"], "/proc/none/x.png cannot be written: .*; name another file"),
-    (["--bogus\x1b[31m"], r"unrecognized arguments: --bogus.x1b\[31m"),
 ]
 FILES = [
     ("/proc/none/x", "/proc/none/x cannot be written: (No such file|Permission denied).*; name another file"),
@@ -83,6 +85,7 @@ READ = [
 CASES = [
     *(([c[0], model, *c[2:]], text) for c in (TRAIN, PLAN) for model, text in MODELS),
     *(([*c, *more], text) for c in (TRAIN, PLAN) for more, text in SIZES),
+    *(([*c, *more], text) for c in (TRAIN, PROFILE) for more, text in PLOTS),
     *(([*c, "--json", file], text) for c in (PROFILE, BENCH) for file, text in FILES),
     *(([*PLAN, option, file], text) for option in ("--times", "--hardware") for file, text in READ),
     ([*PROFILE, "--hardware", "cpu", "--measure", "--times", "/dev/full"], "/dev/full cannot be written"),

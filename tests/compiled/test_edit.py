@@ -49,7 +49,7 @@ def rebuild_some(materialise):
     return edit
 
 
-@pytest.mark.parametrize(("name", "materialise"), [("conv", True), ("conv", False), ("transformer", None)])
+@pytest.mark.parametrize(("name", "materialise"), [("conv", True), ("conv", False), ("block", None)])
 def test_rebuilt_cones_give_the_same_bits(name, materialise):
     model, x, y = case(name)
     plain = run_edited(None, model, x, y)

@@ -25,14 +25,14 @@ def run(loss, model, batches, settings, dynamic=False):
         return [fresh_step(model, x, y, forward) for x, y in batches], found
 
 
-@pytest.mark.parametrize(("name", "loss"), [("vgg", loss_of), ("resnet", amp_loss), ("transformer", loss_of)])
+@pytest.mark.parametrize(("name", "loss"), [("vgg", loss_of), ("resnet", amp_loss), ("block", loss_of)])
 def test_same_bits_and_fewer_bytes(name, loss):
     model, x, y = case(name)
     plain, _ = run(loss, model, [(x, y)], None)
     ours, (graph,) = run(loss, model, [(x, y)], SETTINGS)
     assert_same(plain[0], ours[0])
     assert graph.kept_bytes < graph.plain_bytes
-    packed = {"vgg": {"mask1", "map4"}, "resnet": {"map4"}, "transformer": {"rebuild"}}[name]
+    packed = {"vgg": {"mask1", "map4"}, "resnet": {"map4"}, "block": {"rebuild"}}[name]
     assert {row.form for row in graph.rows} >= packed | {"dense"}
     plainly = [row for row in graph.rows if row.plain_bytes]
     assert all(row.reason and row.kept_bytes <= row.plain_bytes for row in plainly)
@@ -40,7 +40,7 @@ def test_same_bits_and_fewer_bytes(name, loss):
     assert all(row.kept_bytes * 2 == row.plain_bytes for row in plainly if row.form == "map4")
 
 
-@pytest.mark.parametrize("name", ["transformer"])
+@pytest.mark.parametrize("name", ["block"])
 def test_sizes_that_change_from_call_to_call(name):
     model, x, y = case(name, rows=12)
     batches = [(x, y), (x[:6], y[:6])]
@@ -79,7 +79,7 @@ def test_lossy_forms_round_activations_alone():
 
 
 def test_a_budget_takes_as_few_moves_as_it_needs():
-    model, x, y = case("transformer", rows=32)
+    model, x, y = case("block", rows=32)
     plain, _ = run(loss_of, model, [(x, y)], None)
     kept = {}
     for share in ("100%", "94%"):

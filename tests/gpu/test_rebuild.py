@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.kernels import ops
-from gistkit.kernels.launch.checks import FORMS
-from gistkit.kernels.layout import flat
+from gistkit.kernels.layout import FORMS, flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn

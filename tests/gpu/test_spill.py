@@ -154,9 +154,3 @@ def test_nothing_waits_and_the_scratch_is_let_go_of(name):
     assert encoded.nbytes <= held <= encoded.nbytes + 2 * 2**20 + 3 * 512
     codec.settle(encoded, int(codec.total(encoded)))
     assert encoded.state()[2] is None
-
-
-def test_pageable_memory_is_refused():
-    codec, x = WITHIN["zvc"], torch.ones(3000, device="cuda")
-    with pytest.raises(ValueError, match="begin_within: spill must be pinned memory for x on cuda:0, got pageable"):
-        codec.begin_within(x, 8, torch.empty(codec.spill_bytes(3000, x.dtype, 8), dtype=torch.uint8), count_of(x))

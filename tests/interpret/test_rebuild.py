@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.layout import FORMS
 from gistkit.kernels.rebuild import rebuild as kernels
 from gistkit.kernels.reference import rebuild as reference
 from tests.support.rebuild_cases import SIZES, operands

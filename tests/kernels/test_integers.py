@@ -75,7 +75,7 @@ def test_encoding_follows_its_definition(bits, dtype, n, seed):
 @widths
 def test_rounding_is_unbiased(bits):
     """The mean over seeds is x within what chance allows, and the chance of each code is the fraction."""
-    x, seeds = torch.randn(INT_BLOCK, generator=torch.Generator().manual_seed(1)), 4000
+    x, seeds = torch.randn(INT_BLOCK, generator=torch.Generator().manual_seed(1)), 2000
     span = (x.max() - x.min()).double()
     decoded = torch.stack([round_trip(x, bits, seed) for seed in range(seeds)]).double()
     step = span / ((1 << bits) - 1)
@@ -179,35 +179,3 @@ def test_operators_meet_their_schemas(bits):
     torch.library.opcheck(ops.int_encode, (x, bits, 5), test_utils=tests)
     args = (*ops.int_encode(x, bits, 5), 301, torch.bfloat16, bits)
     torch.library.opcheck(ops.int_decode, args, test_utils=tests)
-
-
-X = torch.randn(12)
-UNITS, LOWS, STEPS = ops.int_encode(X, 4, 0)
-REFUSALS = [
-    (ValueError, "int_encode: bits must be one of 4, 2, got 3; pick one", lambda: ops.int_encode(X, 3, 0)),
-    (ValueError, r"seed must be from 0 to 2\*\*24 - 1, got -1", lambda: ops.int_encode(X, 4, -1)),
-    (ValueError, r"seed must be .* got 16777216; take it modulo", lambda: ops.int_encode(X, 4, 1 << 24)),
-    (TypeError, r"x must be of dtype torch.float32 or .* got", lambda: ops.int_encode(X.long(), 4, 0)),
-    (
-        ValueError,
-        "int_decode: units must have 128 elements to match 257 values, got 64",
-        lambda: ops.int_decode(UNITS, LOWS, STEPS, 257, torch.float32, 4),
-    ),
-    (
-        TypeError,
-        "units must be of dtype torch.uint8, got torch.int16",
-        lambda: ops.int_decode(UNITS, LOWS, STEPS, 12, torch.float32, 2),
-    ),
-    (
-        ValueError,
-        "steps must have 1 elements to match 12 values, got 0",
-        lambda: ops.int_decode(UNITS, LOWS, STEPS[:0], 12, torch.float32, 4),
-    ),
-    (TypeError, "dtype must be of dtype", lambda: ops.int_decode(UNITS, LOWS, STEPS, 12, torch.float64, 4)),
-]
-
-
-@pytest.mark.parametrize("kind, text, call", REFUSALS, ids=range(len(REFUSALS)))
-def test_refusals_name_argument_demand_value_and_remedy(kind, text, call):
-    with pytest.raises(kind, match=text):
-        call()

@@ -112,21 +112,3 @@ def test_operators_meet_their_schemas():
     ]
     for op, args in calls:
         torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))
-
-
-def test_bad_arguments():
-    x, mask = torch.randn(16), torch.zeros(2, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"mask1_encode: x must be 1-D and contiguous, got shape \(4, 4\).*flat\(x\)"):
-        ops.mask1_encode(x.view(4, 4))
-    with pytest.raises(
-        ValueError, match=r"relu_mask1: x must be 1-D and contiguous, got shape \(8,\) with strides \(2,\)"
-    ):
-        ops.relu_mask1(x[::2])
-    with pytest.raises(TypeError, match=r"mask1_encode: x must be of dtype torch.float32 or .*, got torch.int32"):
-        ops.mask1_encode(x.to(torch.int32))
-    with pytest.raises(ValueError, match=r"mask1_backward: mask must have 3 elements to match 17 elements, got 2"):
-        ops.mask1_backward(torch.randn(17), mask)
-    with pytest.raises(TypeError, match=r"dropout_backward: mask must be of dtype torch.uint8, got torch.bool"):
-        ops.dropout_backward(x, mask.bool(), 2.0)
-    with pytest.raises(TypeError, match=r"bits_encode: b must be of dtype torch.bool, got torch.uint8"):
-        ops.bits_encode(mask)

@@ -117,42 +117,11 @@ def _forward(x=None, kernel=(2, 2), stride=(2, 2), padding=(0, 0), zero_code=Tru
     return ops.maxpool_forward(x, kernel, stride, padding, False, False, zero_code, bits)
 
 
-@pytest.mark.parametrize(
-    "error, text, arguments",
-    [
-        (TypeError, "x must be of dtype .*float32.* got torch.float64", {"x": torch.ones(1, 1, 4, 4).double()}),
-        (ValueError, r"x must be 4-D \(N, C, H, W\), got shape \(4, 4\)", {"x": torch.ones(4, 4)}),
-        (ValueError, r"x must be contiguous .* pass x.contiguous\(\)", {"x": torch.ones(1, 2, 4, 8)[..., ::2]}),
-        (ValueError, r"kernel must be two integers of at least 1, got \(2, 0\); give one", {"kernel": (2, 0)}),
-        (ValueError, r"padding must be at most half of the kernel, got padding \(2, 0\)", {"padding": (2, 0)}),
-        (ValueError, "bits must be 4 or 8, got 3; 8 takes", {"bits": 3}),
-        (ValueError, "4-bit codes name at most 15 window positions .* use bits=8", {"kernel": (4, 4)}),
-        (ValueError, "8-bit codes name at most 255 .* use PyTorch's own", {"kernel": (16, 16), "bits": 8}),
-        (ValueError, "has no output; use a smaller window", {"kernel": (5, 3)}),
-    ],
-)
-def test_forward_refuses(error, text, arguments):
-    with pytest.raises(error, match="maxpool_forward: .*" + text):
-        _forward(**arguments)
-
-
-def test_an_image_beyond_the_reach_of_a_launch_is_refused():
+def test_an_image_beyond_the_reach_of_a_launch_is_pytorchs():
     x = torch.empty(2, 4, 2**15, 2**13 + 2, dtype=torch.bfloat16, device="meta")
-    with pytest.raises(ValueError, match=r"an image must have at most 2\*\*30 elements, got 4 planes of 32768 x 8194;"):
-        forward_geometry(x, *WINDOWS_2X2, False, True, 4)
+    assert forward_geometry(x, *WINDOWS_2X2, False).images == 0
 
 
 def test_sixteen_positions_fit_four_bits_without_the_zero_code():
     y, codes = _forward(torch.arange(16.0).view(1, 1, 4, 4), kernel=(4, 4), zero_code=False)
     assert y.item() == 15 and codes.tolist() == [15]
-
-
-def test_backward_refuses_what_does_not_fit_together():
-    grad_y = torch.ones(1, 2, 2, 2)
-    codes = torch.zeros(4, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="grad_y must have the planes that the pool makes of 9 x 4 inputs"):
-        ops.maxpool_backward(grad_y, codes, 9, 4, *WINDOWS_2X2, False, True, 4)
-    with pytest.raises(ValueError, match="codes must be 4 contiguous uint8 for 8 outputs at 4 bits, got 3"):
-        ops.maxpool_backward(grad_y, codes[:3], 4, 4, *WINDOWS_2X2, False, True, 4)
-    with pytest.raises(TypeError, match=r"grad_y must be of dtype .* got torch\.int64"):
-        ops.maxpool_backward(grad_y.long(), codes, 4, 4, *WINDOWS_2X2, False, True, 4)

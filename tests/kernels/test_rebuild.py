@@ -7,12 +7,11 @@ from torch import nn
 
 import gistkit
 from gistkit.kernels import ops
-from gistkit.kernels.launch.checks import FORMS
+from gistkit.kernels.layout import FORMS
 from gistkit.nn import norm
 from gistkit.nn.norm import Factors
 from gistkit.runtime.rebuild import arithmetic
 from tests.support.nn_cases import same_bits
-from tests.support.rebuild_cases import operands
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -76,19 +75,3 @@ def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeyp
         calls.clear()
         assert all(same_bits(a, b) for a, b in zip(step(model, x), want, strict=True))
     assert any(calls) != wrong, "residual sums are rebuilt in one pass, unless that is not exact"
-
-
-def test_bad_arguments():
-    x, other, norm, _ = operands((2, 5, 49), torch.float32, 3)
-    with pytest.raises(ValueError, match=r"norm's form must be one of scaled, fused, .* got 'exact'"):
-        ops.bn_rebuild(x, norm, "exact", 49, None, [], "", True, x)
-    with pytest.raises(ValueError, match="x must be whole images of 5 channels of 48 elements, got 490 elements"):
-        ops.bn_rebuild(x, norm, "scaled", 48, None, [], "", True, x)
-    with pytest.raises(ValueError, match="norm's weight must have 5 elements to match 5 channels, got 4"):
-        ops.bn_rebuild(x, [*norm[:2], norm[2][1:], norm[3]], "scaled", 49, None, [], "", True, x)
-    with pytest.raises(ValueError, match="norm must be mean, 1/std, weight and bias, got 3 tensors; pass 4"):
-        ops.bn_rebuild(x, norm[:3], "scaled", 49, None, [], "", True, x)
-    with pytest.raises(ValueError, match="other must have 490 elements to match x of 490 elements, got 489"):
-        ops.bn_rebuild(x, norm, "scaled", 49, other[1:], [], "", True, x)
-    with pytest.raises(TypeError, match=r"norm's mean must be of dtype torch\.float32, got torch\.float64"):
-        ops.bn_rebuild(x, [norm[0].double(), *norm[1:]], "scaled", 49, None, [], "", True, x)

@@ -51,8 +51,10 @@ def _quiet(recwarn):
 
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("x_layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("weight_layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    ("x_layout", "weight_layout"),
+    [("contiguous", "contiguous"), ("channels_last", "channels_last"), ("contiguous", "channels_last")],
+)
 def test_conv2d(case, dtype, x_layout, weight_layout):
     operands = _operands(case, dtype, x_layout, weight_layout, bias=dtype != torch.float16)
     for grad_layout in ("contiguous", "channels_last", "expanded"):
@@ -73,8 +75,7 @@ def test_conv2d_of_any_layout_with_special_values(layout):
 
 @pytest.mark.parametrize("needs", [(x, w, b) for x in (0, 1) for w in (0, 1) for b in (0, 1)])
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
-@pytest.mark.parametrize("onednn", [True, False])
-@pytest.mark.parametrize("case", ["3x3", "grouped"])
+@pytest.mark.parametrize(("case", "onednn"), [("3x3", True), ("3x3", False), ("grouped", True)])
 def test_conv2d_keeps_its_input_only_where_a_parameter_needs_it(needs, layout, onednn, case):
     asked = []
 

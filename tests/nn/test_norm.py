@@ -6,9 +6,19 @@ import torch.nn.functional as F
 
 from gistkit import functional
 from gistkit.nn.keep import keep_coded
+from gistkit.nn.norm import rebuild_candidates
 from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
 SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
+CASES = [
+    (shape, dtype, parameters, layout)
+    for shape in SHAPES
+    for dtype in DTYPES
+    for parameters in ("same", "none", *(["fp32"] if dtype != torch.float32 else []))
+    for layout in ("contiguous", "permuted", *(["channels_last"] if len(shape) == 4 else []))
+]
+"""``parameters``: of the input's dtype, of fp32, or none."""
+NEEDS = [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)]
 
 
 def _batch_norm(f, buffers=None, **options):
@@ -29,12 +39,8 @@ def _affine(channels, dtype):
     return [planted((channels,), dtype, False).requires_grad_() for _ in range(2)]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+@pytest.mark.parametrize(("shape", "dtype", "parameters", "layout"), CASES)
 def test_batch_norm(shape, dtype, parameters, layout):
-    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
     x = laid_out(planted(shape, dtype, False), layout).requires_grad_()
     affine = [] if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
     got, want = [], []
@@ -44,9 +50,10 @@ def test_batch_norm(shape, dtype, parameters, layout):
     assert len(got) == 4 and all(same_bits(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("keep", [None, keep_coded("dense"), keep_coded("zvc")])
-@pytest.mark.parametrize("needs", [(1, 1, 1), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 1, 1)])
+@pytest.mark.parametrize(
+    ("layout", "needs"), [*((layout, NEEDS[0]) for layout in LAYOUTS), *(("contiguous", needs) for needs in NEEDS[1:])]
+)
 def test_special_values_layouts_coded_input_and_frozen_operands(layout, keep, needs):
     operands = [laid_out(planted((4, 6, 5, 7)), layout), *_affine(6, torch.float32)]
     operands = [x.detach().requires_grad_(bool(need)) for x, need in zip(operands, needs, strict=True)]
@@ -62,30 +69,12 @@ def test_writing_to_the_input_in_between_raises():
         y.sum().backward()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("parameters", ["same", "fp32", "none"])
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "permuted"])
+@pytest.mark.parametrize(("shape", "dtype", "parameters", "layout"), CASES)
 def test_rebuild(shape, dtype, parameters, layout):
-    layout = "contiguous" if layout == "channels_last" and len(shape) != 4 else layout
     x = laid_out(planted(shape, dtype, special=len(shape) == 3) * 3 + 1, layout).requires_grad_()
     affine = [None] * 2 if parameters == "none" else _affine(shape[1], dtype if parameters == "same" else torch.float32)
-    stats = []
-    y = functional.batch_norm(x, None, None, *affine, training=True, on_stats=lambda *s: stats.extend(s))
-    mean, invstd = stats
+    y = F.batch_norm(x, None, None, *affine, training=True)
+    stats = y.grad_fn._saved_result1, y.grad_fn._saved_result2
     with torch.no_grad():
-        rebuilt = functional.bn_apply(x, mean, invstd, *affine)
+        rebuilt = rebuild_candidates(x)[0](x, *stats, *affine)
     assert same_bits(rebuilt, y, nan_payloads=False)
-    candidate = functional.rebuild_candidates(x)[0](x.detach(), mean, invstd, *affine)
-    assert same_bits(rebuilt, candidate)
-
-
-def test_statistics_are_the_batches():
-    x = planted((64, 3, 8, 8), special=False).requires_grad_()
-    stats = []
-    functional.batch_norm(x, None, None, training=True, eps=0.5, on_stats=lambda *s: stats.extend(s))
-    wide = x.detach().double()
-    mean, variance = wide.mean((0, 2, 3)), wide.var((0, 2, 3), unbiased=False)
-    # 4096 terms of order 1 summed in fp32: at most 4096 * 2**-24 = 2.5e-4 relative to their absolute values' mean
-    torch.testing.assert_close(stats[0].double(), mean, atol=2.5e-4, rtol=0)
-    torch.testing.assert_close(stats[1].double(), (variance + 0.5).rsqrt(), atol=0, rtol=5e-4)

@@ -95,7 +95,7 @@ def attempt(model, plan, expected):
     assert same(got, expected), plan.decisions
 
 
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True)
 @given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 2), st.booleans())
 def test_an_edited_decision_is_an_error_or_exact(drawn, name, number, hardware):
     model, plan, expected = case(name, number, hardware)

@@ -25,15 +25,17 @@ def conv_net():
     return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(256, 10))
 
 
-def vgg_like():
-    """Two convolutions with ReLU before a max-pool, then a hidden layer with dropout."""
+def vgg_like(widths=(8, 16)):
+    """Two convolutions with ReLU before each max-pool, then a hidden layer with dropout."""
     parts, channels = [], 3
-    for width in (8, 16):
+    for width in widths:
         for _ in range(2):
             parts += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
             channels = width
         parts.append(nn.MaxPool2d(2))
-    return nn.Sequential(*parts, nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.25), nn.Linear(32, 10))
+    pixels = 16 * 16 // 4 ** len(widths)
+    hidden = nn.Linear(channels * pixels, 32), nn.ReLU(), nn.Dropout(0.25)
+    return nn.Sequential(*parts, nn.Flatten(), *hidden, nn.Linear(32, 10))
 
 
 class Residual(nn.Module):
@@ -51,11 +53,13 @@ class Residual(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.down(x))
 
 
-def resnet():
-    """A stem with an overlapping max-pool and two residual blocks."""
+def resnet(*blocks):
+    """A stem with an overlapping max-pool and residual blocks, two by default."""
     stem = nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-    blocks = Residual(8, 8), Residual(8, 16, 2)
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    blocks = blocks or (Residual(8, 8), Residual(8, 16, 2))
+    return nn.Sequential(
+        *stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(blocks[-1].bn2.num_features, 10)
+    )
 
 
 class Block(nn.Module):
@@ -76,11 +80,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Two blocks over an embedding of 16 x 16 images' rows; classifies from the mean."""
+    """Blocks over an embedding of 16 x 16 images' rows; classifies from the mean."""
 
-    def __init__(self, width=32):
+    def __init__(self, width=32, depth=2):
         super().__init__()
-        self.embed, self.blocks = nn.Linear(48, width), nn.Sequential(Block(width), Block(width))
+        self.embed, self.blocks = nn.Linear(48, width), nn.Sequential(*(Block(width) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
     def forward(self, x):
@@ -89,6 +93,11 @@ class Transformer(nn.Module):
 
 
 NETS = {"conv": conv_net, "vgg": vgg_like, "resnet": resnet, "transformer": Transformer}
+NETS |= {
+    "stage": lambda: vgg_like((8,)),
+    "residual": lambda: resnet(Residual(8, 8)),
+    "block": lambda: Transformer(depth=1),
+}
 
 
 def case(name, rows=8):

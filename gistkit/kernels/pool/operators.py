@@ -50,7 +50,7 @@ def maxpool_forward(
     The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
     once (:mod:`gistkit.kernels.signed_zero`).
     """
-    g = forward_geometry(x, kernel, stride, padding, ceil_mode, zero_code, bits)
+    g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
     channels_last = is_channels_last(x)
     n, c = x.shape[:2]
@@ -77,7 +77,7 @@ def maxpool_backward(
 
     Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise.
     """
-    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, zero_code, bits)
+    g = backward_geometry(grad_y, height, width, kernel, stride, padding)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_y = grad_y.contiguous(memory_format=layout)

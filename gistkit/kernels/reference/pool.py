@@ -30,9 +30,9 @@ def maxpool_forward(
     x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
     ``zero_code`` an output whose maximum is not positive (NaN is) has code 15 or 255 instead: no gradient after a ReLU.
-    Raises ValueError or TypeError for shapes, dtypes and windows it cannot take. Gist (ISCA 2018) section IV-A.
+    Gist (ISCA 2018) section IV-A.
     """
-    g = forward_geometry(x, kernel, stride, padding, ceil_mode, zero_code, bits)
+    g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     n, c = x.shape[:2]
     layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
     y = torch.empty((n, c, g.out_height, g.out_width), dtype=x.dtype, memory_format=layout)
@@ -56,10 +56,9 @@ def maxpool_backward(
     """The gradient of the pool's input (of the ReLU's, under ``zero_code``), [N, C, height, width] in grad_y's dtype.
 
     grad_y: [N, C, OH, OW], any strides; codes: as :func:`maxpool_forward` made them for outputs of the layout named by
-    ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward. Raises ValueError or TypeError for
-    what does not fit together.
+    ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward.
     """
-    g = backward_geometry(grad_y, codes, height, width, kernel, stride, padding, zero_code, bits)
+    g = backward_geometry(grad_y, height, width, kernel, stride, padding)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
     grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, memory_format=layout)

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.launch.checks import STRIDES
-from gistkit.kernels.layout import bits_of, value_dtype
+from gistkit.kernels.layout import STRIDES, bits_of, value_dtype
 from gistkit.kernels.reference import narrow
 from gistkit.kernels.reference import spill as spilling
 
@@ -105,14 +104,12 @@ def compact(
     """The first counts[i] items of every stride-long slot of scratch, close together.
 
     scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. Raises ValueError for a smaller total.
-    With a spill (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
+    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill
+    (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
     """
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
-        return spilling.put("compact", (close,), counts, stride, total, spill)[0]
-    if total < (stored := int(counts.sum(dtype=torch.int64))):
-        raise ValueError(f"compact: total must be at least the sum of counts, {stored}, got {total}; pass that sum")
+        return spilling.put((close,), counts, stride, total, spill)[0]
     packed = scratch.new_empty((total,))
     source, target, done = _array(scratch), _array(packed), 0
     for first, places in _slot_items(counts, stride):
@@ -128,7 +125,7 @@ def csr_compact(
     if spill is not None:
         stored = int(counts.sum(dtype=torch.int64))
         close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
-        values, columns = spilling.put("csr_compact", close, counts, CSR_COLUMNS, total, spill)
+        values, columns = spilling.put(close, counts, CSR_COLUMNS, total, spill)
         return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
@@ -195,10 +192,6 @@ class _Part(NamedTuple):
         if not packed:
             scratch = array[self.first * stride : (self.first + self.counts.numel()) * stride]
             return compact(scratch, self.counts, stride, self.items.stop - self.items.start)
-        if array.numel() < self.items.stop:
-            raise ValueError(
-                f"values must hold the {self.items.stop} elements that counts name, got {array.numel()}; pass their own"
-            )
         return array[self.items]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from gistkit.kernels.sparse.spill import check_spill, columns_start, group_slots, spill_origin
+from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_origin
 
 
 def _cut(counts: torch.Tensor, stride: int, capacity: int) -> tuple[int, int]:
@@ -31,13 +31,12 @@ def _runs(spill: torch.Tensor, counts: torch.Tensor, stride: int, arrays: tuple[
 
 
 def put(
-    op: str, packed: tuple[torch.Tensor, ...], counts: torch.Tensor, stride: int, capacity: int, spill: torch.Tensor
+    packed: tuple[torch.Tensor, ...], counts: torch.Tensor, stride: int, capacity: int, spill: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """Arrays of the capacity, and the spill, from packed ones: values, and csr's columns."""
     cut, total = _cut(counts, stride, capacity)
     origin = spill_origin(capacity)
     arrays = tuple(p.new_empty((capacity,)) for p in packed)
-    check_spill(op, spill, counts, stride, *arrays)
     for array, items in zip(arrays, packed, strict=True):
         array[:cut] = items[:cut]
     if cut < total:

@@ -28,7 +28,7 @@ from gistkit.kernels.ops import sparse_arrays
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import ends
-from gistkit.kernels.sparse.spill import check_spill, columns_start
+from gistkit.kernels.sparse.spill import columns_start
 from gistkit.kernels.sparse.values import TRITON_DTYPES
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level, launch_warps
@@ -80,8 +80,6 @@ def compact(
     capacity, which the sum may exceed.
     """
     packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
-    if spill is not None:
-        check_spill("compact", spill, counts, stride, packed)
     _compact(None, scratch, counts, stride, None, packed, spill)
     return packed
 
@@ -92,8 +90,6 @@ def csr_compact(
     """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
     packed_columns = torch.empty((total,), dtype=columns.dtype, device=columns.device)
     packed = torch.empty((total,), dtype=values.dtype, device=values.device)
-    if spill is not None:
-        check_spill("csr_compact", spill, counts, CSR_COLUMNS, packed, packed_columns)
     _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
     return packed_columns, packed
 

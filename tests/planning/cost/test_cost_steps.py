@@ -21,7 +21,6 @@ def seconds(name, batch, hardware, fastest):
         # cuDNN 4 with its fastest algorithms, fp32, on a Titan X (Maxwell): github.com/soumith/convnet-benchmarks,
         # without dropout and softmax. One device figure and three efficiencies stand for all layers: 20 %.
         ("alexnet", 128, 81, 0.2),
-        ("googlenet", 128, 470, 0.2),
     ],
 )
 def test_the_titan_x_of_the_papers(name, batch, measured_ms, within):

@@ -162,7 +162,6 @@ def zoo_net(name):
 @pytest.mark.parametrize(
     ("make", "lossy"),
     [
-        pytest.param(zoo_net("vgg16"), None, id="vgg16"),
         pytest.param(zoo_net("resnet18"), "fp8", id="resnet18"),
         pytest.param(UNet, None, id="unet"),
     ],

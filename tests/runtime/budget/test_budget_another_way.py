@@ -49,9 +49,11 @@ def planned(budget):
     return gistkit.plan(model, x, LABELS, budget=budget, **asked)
 
 
-@pytest.mark.parametrize("way", [torch.sin, F.relu, many], ids=["an op of PyTorch's", "one of gistkit's", "many"])
-@pytest.mark.parametrize("after", [0, 6])
-@pytest.mark.parametrize("budget", ["least", "100%"])
+@pytest.mark.parametrize(
+    ("way", "after", "budget"),
+    [(torch.sin, 0, "least"), (torch.sin, 6, "100%"), (F.relu, 0, "100%"), (F.relu, 6, "least"), (many, 6, "100%")],
+    ids=lambda v: getattr(v, "__name__", v),
+)
 def test_a_single_row_that_goes_another_way_is_refused_in_every_order(way, after, budget):
     model, x = Alone(way, after), torch.randn(ROWS, 3, 16, 16)
     plan = planned(budget)

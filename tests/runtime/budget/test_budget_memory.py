@@ -29,7 +29,7 @@ from tests.support.sums import Operands, assert_sums
 
 BATCH = 4
 LIMITS = {"time_limit_s": 0.6}
-SHARES = (0.05, 0.3, 0.7)
+TIGHT = 0.05
 NETS = {
     "convolutions": convolutions,
     "bottlenecks": bottlenecks,
@@ -116,8 +116,9 @@ def test_plain_is_predicted_to_the_byte(name):
     assert plain(case(name).graph, case(name).costs).peak_bytes == case(name).plain_bytes
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize(
+    ("name", "share"), [*((name, TIGHT) for name in NETS), ("convolutions", 0.3), ("unet", 0.3), ("dense", 0.7)]
+)
 def test_bitwise_plans_keep_the_budget_and_every_bit(name, share):
     c, plan = case(name), planned(name, share)
     loss, grads, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y)
@@ -129,13 +130,13 @@ def test_bitwise_plans_keep_the_budget_and_every_bit(name, share):
 
 
 def test_those_plans_have_all_kinds_of_what_comes_back():
-    found = {d.codec for name in NETS for d in planned(name, SHARES[0]).decisions}
+    found = {d.codec for name in NETS for d in planned(name, TIGHT).decisions}
     assert {"rebuild", "recompute", "zvc"} <= found
 
 
 @pytest.mark.parametrize(
     ("name", "share"),
-    [("convolutions", 0.05), ("inceptions", 0.0), ("inceptions", 0.05), ("inceptions", 0.5)],
+    [("convolutions", TIGHT), ("inceptions", 0.0), ("inceptions", 0.5)],
 )
 def test_reassociated_plans_keep_the_budget(name, share):
     c, plan = of_rows(name), planned(name, share, "reassociated")
@@ -165,10 +166,9 @@ def check_sums(model, x, y):
         assert abs(loss - want) <= 2**-12 * want  # half the digits of float32
 
 
-@pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("share", [0.1])
-def test_lossy_plans_keep_the_budget(name, share):
-    c, plan = case(name), planned(name, share, "lossy", "fp8")
+@pytest.mark.parametrize("name", ["convolutions", "dense", "unet"])
+def test_lossy_plans_keep_the_budget(name):
+    c, plan = case(name), planned(name, 0.1, "lossy", "fp8")
     _, _, peaks = run(gistkit.compress(copy.deepcopy(c.model), plan), c.x, c.y, parts=plan.sub_batches > 1)
     assert max(peaks) <= plan.budget_bytes
     assert steady_peak_bytes(c.graph, plan, c.costs) == pytest.approx(peaks[1], rel=0.001)

@@ -46,7 +46,7 @@ def test_it_gives_what_the_codec_gives_and_takes_a_chunk_at_most(name, case, see
 
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("dtype", DTYPES[:2])
-@pytest.mark.parametrize("n", [1, 1000, 1025, 70_000])
+@pytest.mark.parametrize("n", [1, 70_000])
 def test_scratch_and_packing_take_what_they_declare(name, dtype, n):
     form, x = CODECS[name], torch.relu(float_values(n, dtype, 0, 0.3, False))
     with LiveBytes() as live:
