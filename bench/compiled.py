@@ -94,6 +94,7 @@ VARIANTS = {
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
     "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),
+    "compile deterministic again": Variant(torch.compile, "compile deterministic", deterministic=True),
     "gistkit deterministic": Variant(_gistkit(), "compile deterministic", deterministic=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),

@@ -1,6 +1,7 @@
 """Tables in the README, made from rows and never by hand: python -m bench.table README.md ROWS.jsonl... [--check]
 
-Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps.
+Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps,
+``bench:compiled`` with that of compiled steps: of each the last commit whose rows have plain ``torch.compile`` too.
 ``--check`` writes nothing and fails where the file would change.
 """
 
@@ -41,6 +42,41 @@ def _step_line(r: Row, timed: bool, width: int) -> list[str]:
     return [*cells, *([_time(r)] if timed else []), {True: "yes", False: "no", None: ""}[r.get("loss_equals_plain")]]
 
 
+PLAIN = "compile deterministic"
+COMPILED = {f"gistkit {word}": f"gistkit {word}" for word in ("deterministic", "reassociated", "fp8s")}
+COMPILED["gistkit deterministic"] = "gistkit"
+"""Variants of compiled steps in the table, and their names there."""
+
+
+def compiled_table(rows: list[Row]) -> str:
+    """Kept bytes, peak and the kernels' time of a compiled step, each against plain ``torch.compile`` in one run."""
+    runs: dict[tuple[str, str], list[dict[str, Row]]] = {}
+    rows = [r for r in rows if "device_ms" in r and not r["mode"]]
+    for case in dict.fromkeys((r["model"], r["conf"]) for r in rows):
+        own = [r for r in rows if (r["model"], r["conf"]) == case]
+        commits = dict.fromkeys(r["commit"] for r in own)
+        found = [{r["variant"]: r for r in own if r["commit"] == commit} for commit in commits]
+        runs[case] = [run for run in found if PLAIN in run]
+    header = ["network", "dtype", "step", "kept, MiB", "peak, MiB", "kernels, ms", "gradients bit-equal"]
+    lines = []
+    for found in runs.values():
+        for variant, name in COMPILED.items():
+            run = next((run for run in reversed(found) if variant in run), None)
+            lines += [_compiled_line(run[variant], run[PLAIN], name)] if run else []
+    return f"{markdown(header, lines, 3)}\n\n{conditions(rows)}, batch 128 (fp32: 64), 224² images."
+
+
+def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
+    cells = [row["model"], row["conf"], name]
+    cells += [f"{plain[k]:,.0f} → {row[k]:,.0f} ({plain[k] / row[k]:.2f}x less)" for k in ("kept_mib", "peak_mib")]
+    ours, theirs = row["device_ms"], plain["device_ms"]
+    cells.append(f"{theirs:.1f} → {ours:.1f} ({100 * (ours / theirs - 1):+.0f} %)")
+    if "equal" not in row:
+        return [*cells, "no"]
+    itself = "" if row["repeats"] == row["of"] else f"; repeats {row['repeats']} itself"
+    return [*cells, f"{row['equal']} of {row['of']}{itself}"]
+
+
 def _against(value: float, ratio: float | None) -> str:
     return (
         f"{value:,.1f}" if ratio is None else f"{value:,.1f} ({ratio:.2f}x less)" if ratio > 1.005 else f"{value:,.1f}"
@@ -63,12 +99,18 @@ def conditions(rows: list[Row]) -> str:
 
 
 def filled(text: str, rows: list[Row]) -> str:
-    """The text with every marked table made anew. Raises ValueError where there is no marker, or one has no end."""
-    begin, end = "<!-- bench:step -->", "<!-- /bench:step -->"
-    if begin not in text or text.count(begin) != text.count(end):
-        raise ValueError(f"the file needs {begin} and its {end}, got {text.count(begin)}, {text.count(end)}; add both")
-    body = f"{begin}\n{step_table([r for r in rows if r['kind'] == 'step'])}\n{end}"
-    return re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _: body, text, flags=re.DOTALL)
+    """The text with every marked table made anew that there are rows for. Raises ValueError where a kind of rows has no
+    marker, or one has no end."""
+    for kind, table in (("step", step_table), ("compiled", compiled_table)):
+        own = [r for r in rows if r["kind"] == kind]
+        begin, end = f"<!-- bench:{kind} -->", f"<!-- /bench:{kind} -->"
+        if text.count(begin) != text.count(end) or (own and begin not in text):
+            found = f"{text.count(begin)}, {text.count(end)}"
+            raise ValueError(f"the file needs {begin} and its {end}, got {found}; add both")
+        if own:
+            body = f"{begin}\n{table(own)}\n{end}"
+            text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, body=body: body, text, flags=re.DOTALL)
+    return text
 
 
 def main(argv: list[str] | None = None) -> int:

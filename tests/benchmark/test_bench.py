@@ -109,6 +109,22 @@ def test_table_fills_its_markers_and_nothing_else():
     assert "time" not in on_cpu and "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | yes |" in on_cpu
 
 
+def test_table_of_compiled_steps_compares_within_a_commit():
+    def row(variant, commit, kept, **more):
+        places = {"gpu": "H200", "cpu": "", "torch": "2.11", "triton": "3.6", "time_utc": "2026-11-24", "mode": ""}
+        sizes = {"kept_mib": kept, "peak_mib": 2 * kept, "device_ms": 10.0, "repeats": 4}
+        case = {"kind": "compiled", "model": "vgg16", "conf": "bf16", "variant": variant, "commit": commit}
+        return case | places | sizes | more
+
+    rows = [row("compile deterministic", "a", 100.0), row("gistkit fp8s", "a", 25.0)]
+    rows += [row("compile deterministic", "b", 80.0), row("gistkit deterministic", "b", 40.0, equal=4, of=4)]
+    done = table.filled("<!-- bench:compiled -->\n<!-- /bench:compiled -->\n", rows)
+    assert "| gistkit | 80 → 40 (2.00x less) | 160 → 80 (2.00x less) | 10.0 → 10.0 (+0 %) | 4 of 4 |" in done
+    assert "| gistkit fp8s | 100 → 25 (4.00x less) |" in done and "commit a / b" in done
+    with pytest.raises(ValueError, match="bench:compiled"):
+        table.filled("", rows)
+
+
 def test_layers_writes_rows_of_the_other_families(tmp_path, capsys, monkeypatch):
     out = tmp_path / "layers.jsonl"
     arguments = ["--out", str(out), "--device", "cpu", "--dtypes", "fp32", "--sizes-mib", "0.05", "--family"]

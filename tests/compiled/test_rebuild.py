@@ -2,19 +2,21 @@
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gistkit.compiled.edit import rebuild
 from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.cones import rebuild_saved
+from gistkit.compiled.rebuilds.cones import planned, readers_first, rebuild_saved
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, describe
 from gistkit.compiled.rebuilds.min_cut import cheapest
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import value
-from tests.support.compiled_cases import NETS, assert_same, case, run_edited
+from tests.support.compiled_cases import NETS, Residual, assert_same, case, resnet, run_edited
 
 SMALL = Limits(least_bytes=1)
 aten = torch.ops.aten
@@ -78,9 +80,36 @@ def test_without_limits_a_chain_hangs_on_its_first_tensor():
     assert choice.kept_bytes == 13 * 100
 
 
+def test_a_rebuild_reads_another_that_forward_loads_from_memory():
+    values = chain_flow(5).values
+    values |= {f"x{i}": replace(values[f"x{i}"], loads=frozenset({f"x{i - 1}"})) for i in range(1, 5)}
+    choice = choose(Flow(values), Limits(depth=3, least_bytes=1))
+    cones = {cone.root: cone for cone in choice.cones}
+    assert [cones[f"x{i}"].rebuilt_leaves for i in (1, 2, 3)] == [(), ("x1",), ("x2",)]
+    assert [cone.depth for cone in choice.cones] == [1, 2, 3] and "x4" in choice.kept
+    assert {cone.nodes for cone in choice.cones} == {("x1",), ("x2",), ("x3",)}  # each is computed once
+    assert choice.kept_bytes == choice.plain_bytes - 300
+
+
+@pytest.mark.parametrize("materialise", [True, None])
+def test_a_chain_of_blocks_is_rebuilt_from_buffers(materialise):
+    model, (_, x, y), seen = resnet(Residual(8, 8), Residual(8, 8), Residual(8, 8)), case("resnet"), []
+
+    def edit(pair):
+        _, cones = planned(pair, limits=Limits(least_bytes=1))
+        seen.extend(cone for cone in cones if cone.loaded)
+        for cone in readers_first(reversed(cones)):
+            rebuild(pair, cone, materialise)
+
+    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
+    assert seen
+
+
 def test_small_tensors_stay():
     choice = choose(chain_flow(3), Limits(least_bytes=101))
     assert choice.cones == () and choice.kept_bytes == choice.plain_bytes
+    choice = choose(chain_flow(3), Limits(least_bytes=1, least_share=0.25))
+    assert choice.cones == ()
 
 
 def test_choices_are_reproducible():
