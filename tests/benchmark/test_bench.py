@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench import layers, steps, table
+from bench import layers, sanitized, steps, table
 from bench.layer_operators import operator_cases
 from bench.layer_rivals import rival_cases
 from bench.rows import read
@@ -187,3 +187,8 @@ def test_a_step_that_keeps_nothing_on_the_device_has_no_ratio():
     assert row["kept_ratio"] is None and row["peak_ratio"] == 1.0 and row["loss_equals_plain"]
     columns = {c.header: list(c.cells) for c in steps.table([plain, row]).columns}
     assert columns["kept x"] == ["", "all"] and columns["peak x"] == ["", "1.00"]
+
+
+def test_the_run_for_the_sanitizer_gives_the_same_bits(capsys):
+    assert sanitized.main(["--device", "cpu"]) == 0
+    assert "other bits: none" in capsys.readouterr().out
