@@ -30,7 +30,6 @@ text have the same configuration in all variants, and bits can be compared.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import json
 import os
@@ -50,6 +49,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from bench.alone import alone
 from bench.networks import GPT
 from bench.rows import beside
 from bench.training import network
@@ -219,17 +219,6 @@ class Run:
             self.drain()
         rows = [(e.key[:160], e.count, e.self_device_time_total) for e in profile.key_averages()]
         return sorted(rows, key=lambda row: -row[2])
-
-
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """While this is open, no other process with the same lock is in here."""
-    if lock is None:
-        yield
-        return
-    with open(lock, "w", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
     python -m bench.predictions --out bench/results/NAME.jsonl [--max-s 200]
     python -m bench.predictions --out ... --models vgg16 --rows 256 --budgets 12GiB --channels-last --rivals
+    python -m bench.table docs/planner.md bench/results/NAME.jsonl
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. A row's ``ratio`` is
@@ -9,7 +10,10 @@ policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss 
 allocator handed out in them. ``--rivals`` adds PyTorch's own ways to save memory: its checkpoints and ``save_on_cpu``.
 The tasks' seconds are those of a measured plain step, as ``gistkit.plan`` takes them on a card, or with ``--by-rates``
 those of a calibration, which is made first (``rates`` names it; ``--rates NAME``: a preset or a file instead).
-Exit status 1 where a step failed, 2 without a CUDA device.
+
+A row that ``--out`` holds is not run again. Processes that have the same ``--lock FILE`` plan side by side, and what
+runs on the device is alone there: calibration, the measured plain step, the steps that are timed. ``--device cpu``
+tries it out. Exit status 1 where a step failed, 2 without a CUDA device.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +34,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from bench.networks import Transformer, densenet121
+from bench.alone import alone
+from bench.networks import GPT, Transformer, densenet121
+from bench.rows import read
 from bench.variants import VARIANTS
 from gistkit import zoo
 from gistkit.benchmark.measure import environment, utc
@@ -65,6 +71,13 @@ def tokens(rows: int, length: int = 256) -> Batch:
     return torch.randint(TOKENS, (rows, length)), torch.randint(TOKENS, (rows, length))
 
 
+class GPT2(GPT):
+    """GPT-2 small, with the classes where ``F.cross_entropy`` looks for them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).transpose(1, 2)
+
+
 def of_zoo(name: str, classes: int = CLASSES, side: int = 224) -> Callable[[], nn.Module]:
     """A network of the zoo."""
     return lambda: zoo.load(name, num_classes=classes, image_size=side)
@@ -75,6 +88,7 @@ CASES = {
     "vgg16": Case(of_zoo("vgg16"), images, 128, "60%"),
     "densenet121": Case(densenet121, images, 64, "50%"),
     "transformer": Case(Transformer, tokens, 32, "60%"),
+    "gpt2": Case(GPT2, lambda rows: tokens(rows, 1024), 8, "50%"),
     "vgg19": Case(of_zoo("vgg19"), images, 256, "12GiB"),
     "vgg416": Case(of_zoo("vgg416"), images, 32, "12GiB"),
     "resnet1202": Case(of_zoo("resnet1202", 10, 32), lambda rows: images(rows, 32, 10), 138, "12GiB"),
@@ -149,13 +163,23 @@ def rival_row(model: nn.Module, batch: Batch, name: str, device: str) -> dict[st
             loss = F.cross_entropy(run(batch[0]), batch[1])
         loss.backward()
 
-    return step_seconds(step, model, device)
+    try:
+        return step_seconds(step, model, device)
+    finally:
+        for module in model.modules():  # the checkpoints' forwards go
+            vars(module).pop("forward", None)
 
 
 def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str) -> dict[str, Any]:
     """What one plan predicts, and what its steps take."""
-    tried = model if plan.policy == "plain" else gistkit.compress(model, plan)
-    taken = step_seconds(lambda: gistkit.step(tried, F.cross_entropy, *batch), tried, device)
+    plain = plan.policy == "plain"
+    if not plain:
+        gistkit.compress(model, plan)
+    try:
+        taken = step_seconds(lambda: gistkit.step(model, F.cross_entropy, *batch), model, device)
+    finally:
+        if not plain:
+            gistkit.restore(model)
     predicted = plan.prediction
     return {
         **taken,
@@ -171,54 +195,83 @@ def measured_row(model: nn.Module, batch: Batch, plan: gistkit.Plan, device: str
     }
 
 
-def rows(
-    name: str,
-    policies: list[str],
-    device: str,
-    rates: Hardware,
-    measure: bool,
-    over: Callable[[], bool],
-    words: Words = AS_THEY_ARE,
-) -> Iterator[dict[str, Any]]:
+class Run(NamedTuple):
+    """What all rows of a process have in common. ``over``: whether time is up; ``held``: keys of rows that exist."""
+
+    device: str
+    rates: Hardware
+    measure: bool
+    over: Callable[[], bool]
+    lock: Path | None = None
+    held: Container[tuple[Any, ...]] = ()
+
+
+KEY = ("model", "batch", "dtype", "channels_last", "policy", "budget")
+
+
+def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What no two rows of a file have in common."""
+    return tuple([row[name] for name in KEY])
+
+
+def rows(name: str, policies: list[str], run: Run, words: Words = AS_THEY_ARE) -> Iterator[dict[str, Any]]:
     """A row a policy and budget of one network; with ``error`` where it could not be planned or run."""
-    case = CASES[name]
-    torch.manual_seed(0)
+    case, device = CASES[name], run.device
     count = words.rows or case.rows
-    inputs, targets = case.batch(count)
-    batch = words.formatted(inputs.to(device)), targets.to(device)
-    times: Any = False
-    if measure:
-        with words.precision(device):
-            model = words.formatted(case.model().to(device).train())
-            times = gistkit.measure(model, *batch, loss_fn=F.cross_entropy)
-        if times.workspace_remedy:
-            print(f"{name}: {times.workspace_remedy}", flush=True)
+    fixed = {"model": name, "batch": count, "dtype": words.dtype, "channels_last": words.channels_last}
     budgets = words.budgets or (case.budget,)
-    alone = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
-    for policy, budget in alone + [(p, b) for b in budgets for p in policies if (p, "") not in alone]:
-        if over():
-            print(f"bench.predictions: time is up before {name}, {policy}", file=sys.stderr)
-            return
-        row = {"kind": "prediction", "time_utc": utc(), **environment(device), "dtype": words.dtype}
-        row |= {"model": name, "batch": count, "budget": budget, "policy": policy, "channels_last": words.channels_last}
-        torch.manual_seed(0)
-        model: Any = words.formatted(case.model().to(device).train())
-        try:
-            with words.precision(device):
-                if ":" in policy:
-                    row |= rival_row(model, batch, policy.split(":")[1], device)
-                else:
-                    start = time.perf_counter()
-                    plan = planned(model, batch, policy, budget or None, hardware=rates, measure=times)
-                    row["planning_s"] = time.perf_counter() - start
-                    row |= measured_row(model, batch, plan, device)
-        except Exception as error:
-            row["error"] = f"{type(error).__name__}: {error}"
-        model = plan = None
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+    unbound = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
+    todo = unbound + [(p, b) for b in budgets for p in policies if (p, "") not in unbound]
+    todo = [(p, b) for p, b in todo if key_of({**fixed, "policy": p, "budget": b}) not in run.held]
+    if not todo:
+        return
+    torch.manual_seed(0)
+    with alone(run.lock), words.precision(device):
+        inputs, targets = case.batch(count)
+        batch = words.formatted(inputs.to(device)), targets.to(device)
+        model: nn.Module = words.formatted(case.model().to(device).train())
+        times: Any = gistkit.measure(model, *batch, loss_fn=F.cross_entropy) if run.measure else False
+        emptied(device)
+    if times and times.workspace_remedy:
+        print(f"{name}: {times.workspace_remedy}", flush=True)
+    for policy, budget in todo:
+        row = {"kind": "prediction", "time_utc": utc(), **environment(device), **fixed}
+        row |= {"policy": policy, "budget": budget}
+        plan = None
+        with words.precision(device):
+            if ":" not in policy:
+                start = time.perf_counter()
+                with noted(row):
+                    plan = planned(model, batch, policy, budget or None, hardware=run.rates, measure=times)
+                row["planning_s"] = time.perf_counter() - start
+            with alone(run.lock):
+                if run.over():
+                    print(f"bench.predictions: time is up before {name}, {policy} {budget}", file=sys.stderr)
+                    return
+                with noted(row):
+                    if plan is not None:
+                        row |= measured_row(model, batch, plan, device)
+                    elif "error" not in row:
+                        row |= rival_row(model, batch, policy.split(":")[1], device)
+                plan = None
+                emptied(device)
         yield row
+
+
+@contextmanager
+def noted(row: dict[str, Any]) -> Iterator[None]:
+    """An error in here becomes the row's."""
+    try:
+        yield
+    except Exception as error:
+        row["error"] = f"{type(error).__name__}: {error}"
+
+
+def emptied(device: str) -> None:
+    """Nothing is left on the device that nobody holds."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -254,29 +307,35 @@ def ranking(found: list[dict[str, Any]]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="bench.predictions", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL file; rows that it holds are not run again")
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(CASES)}")
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--rows", type=int, default=0, help="of the batch, in place of each case's own")
-    parser.add_argument("--budgets", default="", help="in place of each case's own: 12GiB or 60%%,40%%,25%%")
+    parser.add_argument("--budgets", default="", help="in place of each case's own: 12GiB, 60%%,40%%,25%% or none")
     parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--rivals", action="store_true", help="PyTorch's checkpoints and save_on_cpu, too")
     parser.add_argument("--rates", help="a preset or a file in place of a calibration")
     parser.add_argument("--channels-last", action="store_true", help="model and images in that memory format")
     parser.add_argument("--by-rates", action="store_true", help="plan without measured seconds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--lock", type=Path, help="file; who has the same one is alone on the device in turn")
     parser.add_argument("--max-s", type=float, default=200.0, help="start no case after this many seconds")
     args = parser.parse_args(argv)
-    if not torch.cuda.is_available():
+    if args.device == "cuda" and not torch.cuda.is_available():
         print("bench.predictions: needs a CUDA device; `gistkit plan` predicts without one", file=sys.stderr)
         return 2
     deadline, found = time.monotonic() + args.max_s, []
-    rates = hardware(args.rates) if args.rates else calibrate("cuda")
+    with alone(args.lock):
+        rates = hardware(args.rates) if args.rates else calibrate(args.device)
     policies = args.policies.split(",") + [f"torch:{name}" for name in RIVALS if args.rivals]
-    words = Words(args.rows, tuple(filter(None, args.budgets.split(","))), args.dtype, args.channels_last)
+    budgets = tuple("" if budget == "none" else budget for budget in args.budgets.split(",") if budget)
+    words = Words(args.rows, budgets, args.dtype, args.channels_last)
+    held = {key_of(row) for row in read(args.out, "prediction")} if args.out.exists() else set()
     over = lambda: time.monotonic() > deadline  # noqa: E731
-    with open(args.out, "w", encoding="utf-8") as file:
+    run = Run(args.device, rates, not args.by_rates, over, args.lock, held)
+    with open(args.out, "a", encoding="utf-8") as file:
         for name in args.models.split(","):
-            for row in rows(name, policies, "cuda", rates, not args.by_rates, over, words):
+            for row in rows(name, policies, run, words):
                 print(shown(row), flush=True)
                 file.write(json.dumps(row) + "\n")
                 file.flush()

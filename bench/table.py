@@ -1,7 +1,10 @@
-"""Tables in the README, made from rows and never by hand: python -m bench.table README.md ROWS.jsonl... [--check]
+"""Tables in the README and the docs, made from rows and never by hand.
+
+    python -m bench.table README.md ROWS.jsonl... [--check]
 
 Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps,
-``bench:compiled`` with that of compiled steps: of each the last commit whose rows have plain ``torch.compile`` too.
+``bench:compiled`` with that of compiled steps: of each the last commit whose rows have plain ``torch.compile`` too;
+``bench:prediction`` with those of steps under budgets, a network each.
 ``--check`` writes nothing and fails where the file would change.
 """
 
@@ -13,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bench.budget_table import network_tables, verdict
 from bench.rows import read
 from gistkit.benchmark.measure import MIB
 
@@ -77,6 +81,16 @@ def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
     return [*cells, f"{row['equal']} of {row['of']}{itself}"]
 
 
+def budget_tables(rows: list[Row]) -> str:
+    """Steps of every policy within budgets, measured and predicted."""
+    tables = [markdown(header, lines, 1) for header, lines in network_tables(rows)]
+    keys = (
+        "Measured (predicted); bold: the fastest whose measured peak is within the budget; †: no plan within it, run "
+        "without a budget."
+    )
+    return "\n\n".join([*tables, f"{keys} {verdict(rows)}", f"{conditions(rows)}."])
+
+
 def _against(value: float, ratio: float | None) -> str:
     return (
         f"{value:,.1f}" if ratio is None else f"{value:,.1f} ({ratio:.2f}x less)" if ratio > 1.005 else f"{value:,.1f}"
@@ -101,7 +115,7 @@ def conditions(rows: list[Row]) -> str:
 def filled(text: str, rows: list[Row]) -> str:
     """The text with every marked table made anew that there are rows for. Raises ValueError where a kind of rows has no
     marker, or one has no end."""
-    for kind, table in (("step", step_table), ("compiled", compiled_table)):
+    for kind, table in (("step", step_table), ("compiled", compiled_table), ("prediction", budget_tables)):
         own = [r for r in rows if r["kind"] == kind]
         begin, end = f"<!-- bench:{kind} -->", f"<!-- /bench:{kind} -->"
         if text.count(begin) != text.count(end) or (own and begin not in text):

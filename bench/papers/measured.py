@@ -104,13 +104,20 @@ CLAIMS = {
 
 
 def runs(folder: Path = RESULTS) -> list[dict[Step, dict[str, Any]]]:
-    """The steps of every run, a run a file, the newest first; those that failed are left out."""
+    """The steps of every run, a run the rows of a file in one precision and memory format, the newest first; those that
+    failed are left out."""
     found = []
     for path in sorted(folder.glob(NAMES), reverse=True):
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         whole = [r for r in rows if "measured_s" in r and r.get("measured_peak_bytes")]
-        found.append({Step(r["model"], r["batch"], r["policy"], _budget(r)): r for r in whole})
+        for setting in dict.fromkeys(map(_setting, whole)):
+            own = (r for r in whole if _setting(r) == setting)
+            found.append({Step(r["model"], r["batch"], r["policy"], _budget(r)): r for r in own})
     return found
+
+
+def _setting(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row.get("dtype"), row.get("channels_last")
 
 
 def measured(row: Row, of_runs: Iterable[Steps]) -> Measured | None:

@@ -93,6 +93,10 @@ def test_the_measured_column_compares_steps_of_one_run(tmp_path):
     found = measured.measured(over, runs)
     assert found is not None and found.value == pytest.approx(25)
     assert measured.measured(replace(dyn, batch=64), runs) is None
+    in_bf16 = [{**r, "dtype": "bf16", "measured_s": r["measured_s"] / 2} for r in (old[0], *new[:2])]
+    (tmp_path / "2026-01-03-predictions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in old[1:2] + in_bf16))
+    found = measured.measured(dyn, measured.runs(tmp_path))
+    assert found is not None and found.value == pytest.approx(20), "bf16's plain is no peer of tf32's policy"
     assert "| 18 % | 18 % | 20 % | 1 |" in page.page([dyn], runs)
 
 

@@ -90,7 +90,10 @@ def test_nothing_is_left_behind():
     assert any(d.on_host for d in plan.decisions), plan
     twin = gistkit.compress(model, plan)
     gistkit.step(twin, F.cross_entropy, x, y)
-    (offloader,) = compressed_forward(twin).engine._offloads._found.values()
+    offloaders = list(compressed_forward(twin).engine._offloads._found.values())
+    assert len(offloaders) == 1, gistkit.report(twin)
+    (offloader,) = offloaders
+    del offloaders
     chunks = [chunk.memory for chunk in offloader.arena.chunks]
     assert chunks and all(memory.is_pinned() for memory in chunks) and offloader.arena.used_bytes == 0
     gistkit.restore(twin)
