@@ -298,7 +298,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lock", type=Path, help="file; who has the same one measures one after the other")
     parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
     parser.add_argument("--caches", type=Path, help="folder for Inductor's caches, which stays")
-    parser.add_argument("--share-caches", action="store_true", help="one folder of caches for all variants of a network")
+    parser.add_argument("--share-caches", action="store_true", help="one folder for a network's variants")
     parser.add_argument("--only-compile", action="store_true", help="only the first step of each")
     parser.add_argument("--profile", action="store_true", help="each row has the kernels of a step and their times")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
