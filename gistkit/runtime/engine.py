@@ -28,7 +28,7 @@ from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.density_excess import ExcessBudget, remember
+from gistkit.runtime.program.density_excess import denser, remember, warn_of_excess
 from gistkit.runtime.program.match_plan import (
     Shapes,
     check_capture,
@@ -73,7 +73,6 @@ class Engine:
         self._stats: StepStats | Observed | None = None
         self.steps = 0
         self.notes: list[str] = []
-        self._moved: dict[int, int] = {}
         self._programs: dict[tuple, Program] = {}
         self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
@@ -83,7 +82,6 @@ class Engine:
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: Spilled = {}
         self._offloads = Offloads()
-        self._late: tuple[tuple, ExcessBudget] | None = None
         self._probes: list[tuple[tuple, int, int, Ticket]] = []
         self._lock = threading.RLock()
         self._warned = False
@@ -98,12 +96,6 @@ class Engine:
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats
-
-    @property
-    def moved(self) -> dict[int, int]:
-        """Bytes, by storage, of payloads denser than planned that went to the host to keep a budget."""
-        self._hear_of_excess()
-        return self._moved
 
     @property
     def densities(self) -> dict[int, float]:
@@ -280,19 +272,16 @@ class Engine:
 
     def _prepare(self, state: ForwardState, key: tuple, args: tuple, kwargs: dict) -> None:
         program: Any = state.program
-        self._warn_of_excess()
         if program.times is not None:
             state.journey = Journey(program.times, self._offloads)
         state.probing = self._replans_next()
-        learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
-        if self.plan is not None and self._budget is not None:
-            state.bound = True
+        known = self._densities.setdefault(key, {})
+        self._packer.listen()
+        if self._budget is not None:
+            state.bound, known = True, {}  # arrays for a forecast take more than planned
             probe_ahead(self._verified, program, args, kwargs)
-            heard = Forecasts({}, learn, self._spilled, self.steps + 1)
-            state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
-        else:
-            self._packer.listen()
-            state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
+        learn = partial(remember, self._densities[key], plan=self.plan)
+        state.forecasts = Forecasts(known, learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
         """All calls where zeros are counted or calls are written down, else the sites alone."""
@@ -315,9 +304,7 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             remember(densities, state.measured(), self.plan)
-            if state.room is not None:
-                self._late = key, state.room
-                self._warn_of_excess()
+            self._warn_of_excess(program.graph, densities)
             self._probes.extend((key, *probe) for probe in state.probes)
             if not capturing():
                 self._read_probes()
@@ -326,16 +313,11 @@ class Engine:
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
 
-    def _hear_of_excess(self) -> None:
-        """What the last forward under a budget found denser than planned, some of it only in backward."""
-        if self._late is not None:
-            key, room = self._late
-            self._moved |= {d.storage: d.measured_bytes for d in room.moved}
-            remember(self._densities.setdefault(key, {}), {d.storage: d.measured for d in room.moved}, self.plan)
-
-    def _warn_of_excess(self) -> None:
-        self._hear_of_excess()
-        self._warned = self._warned or (self._late is not None and self._late[1].warn())
+    def _warn_of_excess(self, graph: SavedGraph, densities: dict[int, float]) -> None:
+        """Warn, once, where a forward under a budget was denser than the budget has room for."""
+        if self.plan is not None and self._budget is not None and not self._warned:
+            found = denser(self.plan, densities, {s.id: s for s in graph.storages})
+            self._warned = warn_of_excess(found, self._budget)
 
     def _read_probes(self) -> None:
         probes, self._probes = self._probes, []
