@@ -191,8 +191,6 @@ def rows(
         with words.precision(device):
             model = words.formatted(case.model().to(device).train())
             times = gistkit.measure(model, *batch, loss_fn=F.cross_entropy)
-        if times.workspace_remedy:
-            print(f"{name}: {times.workspace_remedy}", flush=True)
     budgets = words.budgets or (case.budget,)
     alone = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
     for policy, budget in alone + [(p, b) for b in budgets for p in policies if (p, "") not in alone]:
