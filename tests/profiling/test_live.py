@@ -155,7 +155,7 @@ OPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(deadline=None, max_examples=20, derandomize=True)
 @given(OPS)
 def test_any_sequence_of_making_and_dropping(program):
     """Against a plain list of the storages that are held: current after every step, peak over all."""

@@ -52,21 +52,19 @@ def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
     assert_same_gradients(network(), run, steps=2)
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
-def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
+def test_a_gradient_penalty_of_pytorchs_own_nodes():
     # what they keep stays dense
-    penalties = []
-    for model in (nn.Sequential(layer), gistkit.compress(nn.Sequential(copy.deepcopy(layer)))):
+    layers, penalties = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), []
+    for model in (layers, gistkit.compress(copy.deepcopy(layers))):
         x = images().requires_grad_()
         (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
         penalties.append(torch.autograd.grad(grad.norm(), x)[0])
     assert torch.equal(*penalties) and penalties[0].any()
 
 
-@pytest.mark.parametrize("layer", [nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.MaxPool2d(2)])
-def test_a_gradient_penalty_is_refused_and_no_constant(layer):
+def test_a_gradient_penalty_is_refused_and_no_constant():
     # the gradient that comes in is that of a sum: it requires none itself
-    model, x = gistkit.compress(nn.Sequential(layer)), images().requires_grad_()
+    model, x = gistkit.compress(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))), images().requires_grad_()
     for scaled in (model(x).sum(), (2 * model(x)).sum()):
         (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
         with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
@@ -112,10 +110,8 @@ class Doubled(torch.autograd.Function):
 
 
 READS = {
-    "a transposing property": lambda t: t.mT,
     "data": lambda t: t.data,
     "a Function": Doubled.apply,
-    "an ATen overload": lambda t: torch.ops.aten.mul.Scalar(t, 2),
 }
 
 

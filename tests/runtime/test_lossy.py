@@ -9,10 +9,11 @@ from torch import nn
 from torch.nn.grad import conv2d_weight
 
 import gistkit
-from gistkit import zoo
 from gistkit.codecs import CODECS
 from gistkit.formats import INT_FORMS, LOSSY_FORMS
 from gistkit.runtime.stash.verify import same_bits
+from gistkit.zoo.resnet import BasicBlock, ResNet
+from tests.support.models import convolutions
 from tests.support.training import batches
 
 
@@ -25,7 +26,7 @@ def step(model, x, t):
 
 @pytest.mark.parametrize("lossy", LOSSY_FORMS)
 def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
-    plain = zoo.vgg16(num_classes=10, image_size=32)
+    plain = convolutions()
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
     x, t = batches(1, 4, 32)[0]
     (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)
@@ -36,7 +37,7 @@ def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
             assert same_bits(grad, got[name]), name
         else:
             changed += not torch.equal(grad, got[name])
-    assert changed >= 10
+    assert changed >= 3
 
 
 @pytest.mark.parametrize("lossy", LOSSY_FORMS)
@@ -62,9 +63,9 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     assert not torch.equal(want, got)
 
 
-@pytest.mark.parametrize("lossy", ["fp8s", "fp16", "int4s"])
+@pytest.mark.parametrize("lossy", ["fp8s", "int4s"])
 def test_batch_norm_networks(lossy):
-    plain = zoo.resnet18(num_classes=10, image_size=32)
+    plain = ResNet(BasicBlock, (1, 1, 1), 10)
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
     x, t = batches(1, 4, 32)[0]
     (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)

@@ -43,8 +43,6 @@ def ratios(name, size, batch, lossy=None):
     ("name", "lossy", "kept_least", "peak_least"),
     [
         ("vgg16", None, 3.0, 1.7),
-        ("vgg16", "fp8", 9.0, 1.7),
-        ("resnet50", None, 1.4, 1.3),
         ("resnet50", "fp8s", 5.0, 1.3),
     ],
 )

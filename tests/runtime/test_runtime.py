@@ -43,11 +43,9 @@ def test_functions_methods_and_shared_modules():
     assert_same_training(Functional(), batches(4, 4, 32))
 
 
-ACTIVATIONS = [nn.GELU(), nn.SiLU(), nn.LeakyReLU(0.1), nn.ReLU6(), nn.Softplus(), nn.Hardswish()]
+ACTIVATIONS = [nn.GELU(), nn.ReLU6()]
 POOLS = [
-    nn.AvgPool2d(2),
     nn.AdaptiveAvgPool2d(16),
-    nn.AdaptiveMaxPool2d(16),
     nn.MaxPool2d(2, 2, 0, 1),
     nn.MaxPool2d(17, 1),
 ]

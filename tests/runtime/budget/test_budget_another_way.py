@@ -51,13 +51,13 @@ def planned(budget):
 
 @pytest.mark.parametrize(
     ("way", "after", "budget"),
-    [(torch.sin, 0, "least"), (torch.sin, 6, "100%"), (F.relu, 0, "100%"), (F.relu, 6, "least"), (many, 6, "100%")],
+    [(torch.sin, 0, "least"), (many, 6, "100%")],
     ids=lambda v: getattr(v, "__name__", v),
 )
 def test_a_single_row_that_goes_another_way_is_refused_in_every_order(way, after, budget):
     model, x = Alone(way, after), torch.randn(ROWS, 3, 16, 16)
     plan = planned(budget)
-    for order in ((1, 8, 1, 3), (8, 1, 3, 1), (3, 1, 8, 1)):
+    for order in ((1, 8, 1), (3, 1)):
         twin = gistkit.compress(copy.deepcopy(model), plan)
         for rows in order:
             if rows == 1:

@@ -138,9 +138,9 @@ def stepped(model, x, y, context, how):
 @pytest.mark.parametrize(
     ("name", "how", "dtype"),
     [
-        *((name, "loop", torch.bfloat16) for name in MIXED if name != "batch norm, pool"),
-        *((name, "step", torch.bfloat16) for name in ("conv", "linear", "checkpoint")),
-        *((name, "inside", torch.bfloat16) for name in ("batch norm, pool", "one weight twice")),
+        *((name, "loop", torch.bfloat16) for name in ("conv", "linear", "checkpoint")),
+        ("linear", "step", torch.bfloat16),
+        ("one weight twice", "inside", torch.bfloat16),
         ("batch norm, pool", "loop", torch.float16),
     ],
 )
@@ -172,10 +172,9 @@ def in_parts(build):
     return plan, stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, "step")
 
 
-@pytest.mark.parametrize("name", ["conv", "checkpoint"])
-def test_sub_batches_under_autocast_are_alike(name):
+def test_sub_batches_under_autocast_are_alike():
     """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
-    plan, peaks = in_parts(MIXED[name])
+    plan, peaks = in_parts(MIXED["checkpoint"])
     assert plan.sub_batches == 4
     assert 0.99 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes
 

@@ -12,22 +12,19 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit import zoo
 from gistkit.ir.plan import Decision, Plan
 from gistkit.ir.returns import digest_bytes
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.simulate.simulator import simulate
-from tests.support.models import DenseNet, UNet, bottlenecks
+from tests.support.models import DenseNet, UNet, convolutions
 from tests.support.predicted import steady_peak_bytes
 from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured, planned
 from tests.support.training import assert_same, batches
 
 NETS = {
-    "chain": (chain, 8, 4, F.cross_entropy),
     "dropout": (lambda: chain(dropout=0.3), 8, 4, F.cross_entropy),
-    "vgg16": (lambda: zoo.MODELS["vgg16"](num_classes=10, image_size=32), 32, 5, F.cross_entropy),
-    "bottlenecks": (bottlenecks, 32, 4, F.cross_entropy),
+    "convolutions": (convolutions, 32, 3, F.cross_entropy),
     "densenet": (DenseNet, 8, 4, F.cross_entropy),
     "unet": (UNet, 8, 3, by_pixel),
 }

@@ -59,7 +59,7 @@ def share_of(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", WITHIN)
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True)
 @given(x=tensors(), share=st.floats(0, 1))
 def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(name, x, share):
     host, codec = Host(), SPARSE[name]
@@ -173,7 +173,7 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     assert host.packer.poll() == 1 and encoded.state()[2] is not None
 
 
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(data):
     host, held, sent = Host(bounded=True, lag=3), {}, 0
@@ -220,7 +220,7 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
     readers = [threading.Thread(target=backward) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for i in range(80):
+    for i in range(30):
         name, x = WITHIN[i % len(WITHIN)], values(i, n=20_000)
         encoded = host.encode(name, x, 0.1 if i % 3 else 0.6)
         held.append((name, encoded, SPARSE[name].decode(SPARSE[name].encode(x))))
@@ -233,4 +233,4 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
         reader.join()
     held.clear()
     host.packer.poll()
-    assert not wrong and lent_bytes(host.spill) == 0 and waiting(host.packer) == 0 and len(host.told) == 80
+    assert not wrong and lent_bytes(host.spill) == 0 and waiting(host.packer) == 0 and len(host.told) == 30
