@@ -8,7 +8,6 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import GistError
-from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stash.verify import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
@@ -42,24 +41,6 @@ def assert_same_gradients(model, run, steps=1):
             assert (a.grad is None) == (b.grad is None), (step, name)
             assert a.grad is None or same_bits(a.grad, b.grad), (step, name)
     return twin
-
-
-def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
-    def run(model, step):
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(images()).float().sum() + model(images() * 2).float().mean()
-
-    assert_same_gradients(network(), run, steps=2)
-
-
-def test_a_gradient_penalty_of_pytorchs_own_nodes():
-    # what they keep stays dense
-    layers, penalties = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()), []
-    for model in (layers, gistkit.compress(copy.deepcopy(layers))):
-        x = images().requires_grad_()
-        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-        penalties.append(torch.autograd.grad(grad.norm(), x)[0])
-    assert torch.equal(*penalties) and penalties[0].any()
 
 
 def test_a_gradient_penalty_is_refused_and_no_constant():
@@ -167,21 +148,3 @@ def test_function_transforms_run_plain():
 
     assert all(same_bits(a, b) for a, b in zip(results(model), results(twin), strict=True))
     assert_same_gradients(model, lambda m, step: m(images()).sum())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_compiled_around_and_inside():
-    plain = network()
-    twin = copy.deepcopy(plain)
-    twin[2] = torch.compile(twin[2], backend="eager")
-    gistkit.compress(twin)
-    for around in (twin, torch.compile(twin, backend="eager", fullgraph=True)):
-        steps = compressed_forward(twin).engine.steps
-        for _ in range(2):
-            for model in (plain, around):
-                model.zero_grad()
-                model(images()).sum().backward()
-            for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
-                assert same_bits(a.grad, b.grad)
-        eager_steps = compressed_forward(twin).engine.steps - steps
-        assert (eager_steps > 0) == (around is twin)  # what torch.compile is around of is traced

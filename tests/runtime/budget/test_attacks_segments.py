@@ -11,7 +11,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.stash.verify import same_bits
 from tests.support.models import Call
-from tests.support.peaks import held_step, least_bytes
+from tests.support.peaks import least_bytes
 
 
 class Square(torch.autograd.Function):
@@ -106,18 +106,6 @@ def test_custom_functions_in_a_segment():
 def test_running_statistics_are_written_once():
     norms = nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.BatchNorm2d(8)
     assert_carried_out(network(*norms), policy="checkpoint", budget="100%")
-
-
-def test_what_goes_at_once_takes_no_other_decision():
-    # sigmoid saves its result for a node that goes with the detach: it was held under the next one's decision
-    x, y = batch()
-    model = network(Call(lambda x: x * torch.bernoulli(torch.sigmoid(x).detach())))
-    made = gistkit.plan(model, x, y, loss_fn=F.cross_entropy)
-    twin = gistkit.compress(model, made)
-    with gistkit.LiveBytes() as live:
-        live.track(twin, x, y)
-        held_step(twin, F.cross_entropy, x, y)
-    assert live.peak_bytes == made.peak_bytes
 
 
 def loss(y, _):

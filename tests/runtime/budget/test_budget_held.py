@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
@@ -120,14 +119,6 @@ def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
         gistkit.step(gistkit.compress(model, plan), F.cross_entropy, x.detach(), y)
 
 
-class Standardised(nn.Conv2d):
-    """A convolution whose weight is made in the step."""
-
-    def forward(self, x):
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5), self.bias, self.stride, self.padding)
-
-
 FROZEN = {
     "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
     "all but the last": lambda name: not name.startswith("7."),
@@ -144,21 +135,6 @@ def test_frozen_parts(part):
         parameter.requires_grad_(not FROZEN[part](name))
     # weights are larger than maps, so that a gradient that nobody asked for shows
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda i, o: parametrizations.spectral_norm(conv(i, o)),
-        lambda i, o: Standardised(i, o, 3, padding=1),
-    ],
-    ids=["spectral norm", "standardised"],
-)
-def test_weights_that_are_made_in_the_step(made):
-    torch.manual_seed(0)
-    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 5))]
-    model = nn.Sequential(made(3, 64), nn.ReLU(), made(64, 64), nn.ReLU(), *tail)
-    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 16, 16), torch.arange(4))
 
 
 class Repeated(nn.Module):

@@ -4,12 +4,11 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import gistkit
-from tests.support.peaks import held_step, least_bytes, peaks_of_steps
+from tests.support.peaks import least_bytes, peaks_of_steps
 from tests.support.predicted import unchecked_peak
 
 
@@ -92,13 +91,3 @@ def test_the_least_budget_is_kept_to_the_byte(name):
     assert peaks[1] in (plan.peak_bytes, unchecked_peak(plan, model, x, density=density))
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs if a.requires_grad)
-
-
-@pytest.mark.parametrize("loss_fn", [F.mse_loss, lambda y, t: F.binary_cross_entropy(y.sigmoid(), t)])
-def test_a_loss_of_every_element_stays_behind_its_mean(loss_fn):
-    # the scalar's storage is that of the losses that it is the mean of: beside a small net most of the step
-    torch.manual_seed(0)
-    model, x, y = nn.Linear(1, 500), torch.randn(50, 1), torch.rand(50, 500)
-    made = gistkit.plan(model, x, y, loss_fn=loss_fn)
-    peaks = peaks_of_steps(model, lambda: held_step(model, loss_fn, x, y), x, y)
-    assert peaks == [made.prediction.plain_peak_bytes] * 2

@@ -77,14 +77,3 @@ def test_uneven_parts_keep_a_budget(captures):
     assert max(peaks) <= plan.peak_bytes
     # a smaller part comes first, then a larger one; its program stays that of its size
     assert captures == [7 // plan.sub_batches, -(-7 // plan.sub_batches)]
-
-
-def test_sizes_beyond_the_held_ones_are_captured_again(captures, monkeypatch):
-    monkeypatch.setattr(engine, "SIZES", 2)
-    model, x = Net(), torch.randn(ROWS, 3, 16, 16)
-    twin = gistkit.compress(model, least(model, x))
-    known = twin.__dict__["forward"].engine._sized
-    for rows in (8, 7, 8, 6, 7, 6, 8):
-        held_step(twin, F.cross_entropy, x[:rows], LABELS[:rows])
-        assert len(known) <= 2
-    assert captures == [8, 7, 6, 7, 8]

@@ -148,15 +148,6 @@ def test_what_nobody_wants_any_more_goes_with_its_scratch():
     assert ticket() is None
 
 
-def test_cpu_tensors_and_fixed_sizes_need_no_transport():
-    p = ExactPacker()
-    x = sparse_tensor()
-    assert not p.encode(CODECS["zvc"], x).pending and p.poll() == 0 and waiting(p) == 0
-    late, counts = packer()
-    assert not late.encode(CODECS["mask1"], x).pending and not late.encode(CODECS["fp8"], x).pending
-    assert not late.encode(CODECS["zvc"], x[:0]).pending and not counts.tickets
-
-
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scratch_and_packing_take_what_they_declare(name, dtype):

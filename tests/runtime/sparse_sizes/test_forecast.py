@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -75,33 +73,6 @@ def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(n
         assert (host.told[0][1] > 0) == (encoded.state()[2] is not None)
 
 
-def test_what_was_as_forecast_gives_the_hosts_memory_back_when_the_count_says_so():
-    host, x = Host(), values()
-    encoded = host.encode("zvc", x, share_of(x))
-    capacity = SPARSE["zvc"].capacity(N, share_of(x) + MARGIN)
-    assert encoded.pending and encoded.nbytes == SPARSE["zvc"].within_bytes(N, x.dtype, capacity)
-    assert lent_bytes(host.spill) > 0 and waiting(host.packer) == 0
-    host.arrive()
-    host.packer.poll()
-    assert host.told == [(share_of(x), 0)] and encoded.state()[2] is None and lent_bytes(host.spill) == 0
-
-
-def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
-    host, x = Host(), values()
-    encoded, codec = host.encode("csr", x, 0.2), SPARSE["csr"]
-    host.arrive()
-    host.packer.poll()
-    stored, capacity = int((x != 0).sum()), codec.capacity(N, 0.2 + MARGIN)
-    assert encoded.state()[2] is not None and host.told == [(stored / N, (stored - capacity) * 5)]
-    assert lent_bytes(host.spill) > 0 and same_bits(codec.decode(encoded), x)
-    del encoded
-    assert lent_bytes(host.spill) == 0
-    again = host.encode("csr", x, host.told[0][0])
-    host.arrive()
-    host.packer.poll()
-    assert again.state()[2] is None
-
-
 @pytest.mark.parametrize("bounded", [False, True])
 def test_one_scratch_lives_at_a_time_however_far_ahead_the_host_is(bounded):
     host, codec = Host(bounded=bounded), SPARSE["zvc"]
@@ -141,20 +112,6 @@ def test_without_host_memory_it_is_waited_for_and_says_so():
     none, x = Host(limit_bytes=0, bounded=True, lag=1), values()
     held = [none.encode("zvc", x, 0.5) for _ in range(2)]
     assert none.packer.waits == {NO_MEMORY: 1} and not held[0].pending
-
-
-@pytest.mark.parametrize("share", [None, 0.6])
-def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(share):
-    host, x = Host(bounded=True), values()
-    encoded = host.encode("zvc", x, share)
-    tensors_held = [weakref.ref(t) for t in encoded.payload]
-    del encoded
-    gc.collect()
-    assert not any(ref() is not None for ref in tensors_held) and lent_bytes(host.spill) == 0
-    assert host.packer.poll() == 0 and host.told == []
-    host.arrive()
-    assert host.packer.poll() == 0 and host.told == [(share_of(x), 0)]
-    assert host.packer.poll() == 0 and len(host.told) == 1 and host.waited == 0
 
 
 def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -123,21 +122,6 @@ def test_spans_may_die_while_memory_is_being_made_and_in_other_threads():
     for t in threads:
         t.join()
     assert not wrong and lent_bytes(s) == more.numel()
-
-
-def test_memory_goes_with_its_owner_and_the_last_span():
-    s, _ = owner()
-    gc.disable()  # no cycle keeps it
-    try:
-        memory = s.take(1000, X).fill_(7)
-        storage = memory.untyped_storage()._weak_ref()
-        del s
-        assert bool((memory == 7).all())
-        del memory
-        assert torch.UntypedStorage._new_with_weak_ptr(storage) is None
-    finally:
-        gc.enable()
-        torch.UntypedStorage._free_weak_ref(storage)
 
 
 def files(root, **texts):

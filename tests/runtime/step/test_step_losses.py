@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit.runtime.step.losses import known_share
@@ -127,23 +126,6 @@ def test_low_precision(dtype, reduction):
     loss, near = gistkit.step(model, loss_fn, x, t, sub_batches=3), 8 * torch.finfo(dtype).eps
     assert abs(loss - want) <= near * want
     assert (model.weight.grad - whole.weight.grad).abs().max() <= near * whole.weight.grad.abs().max()
-
-
-class HostReads(TorchDispatchMode):
-    """Counts the reads that wait for the device."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_host_waits_for_no_known_loss():
-    model = accepted()
-    with HostReads() as reads:
-        gistkit.step(model, nn.CrossEntropyLoss(weight=WEIGHT), X, some_ignored(-100), sub_batches=3)
-    assert not reads.count
 
 
 def test_what_known_losses_are_refused_for():

@@ -189,19 +189,9 @@ class Uncopied(Net):
         raise TypeError("one of a kind")
 
 
-class Opaque(Net):
-    """Returns an object of which nothing is known."""
-
-    def forward(self, x):
-        other = Opaque()
-        other.out = super().forward(x)
-        return other
-
-
 def test_what_cannot_be_found_out_is_refused():
     unknown = "step: whether rows depend on each other could not be found out: "
     assert refused(Uncopied()) == f"{unknown}TypeError: one of a kind; {REMEDIES}"
-    assert refused(Opaque()).startswith(f"{unknown}the model's results, a Opaque, hold no tensors")
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
     with pytest.raises(ValueError, match=f"{unknown}ValueError: Attempted to use an uninitialized parameter"):
         gistkit.step(lazy, F.cross_entropy, X, T, sub_batches=2)
