@@ -35,7 +35,6 @@ from gistkit.runtime.program.match_plan import (
     check_mode,
     check_rows,
     given_program,
-    plans_training,
     shapes,
 )
 from gistkit.runtime.program.pending_backwards import PendingBackwards
@@ -122,7 +121,7 @@ class Engine:
             return forward(*args, **kwargs)
         if self.plan is not None:
             check_mode(self.plan, model.training)
-        if not model.training and plans_training(self.plan):
+        if not model.training and (self.plan is None or self.plan.contract.training):
             return forward(*args, **kwargs)
         foreign = foreign_context()
         if foreign and self._budget is not None:

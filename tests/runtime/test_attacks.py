@@ -13,18 +13,6 @@ from gistkit.runtime.stash.verify import same_bits
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 
-def network(channels=16):
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(channels, channels, 3, padding=1),
-    )
-
-
 def images(batch=4):
     return torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 

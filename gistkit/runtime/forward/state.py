@@ -214,7 +214,7 @@ class ForwardState:
         if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
             self.notes[decision.storage] = IN_GRAPH if encoded is None and capturing() else DENSE
             return None
-        return self._sent(x, encoded, decision) if to_host else CodedBody(encoded, self.bound)
+        return self._sent(x, encoded, decision) if to_host else CodedBody(encoded)
 
     def _sent(self, x: torch.Tensor, encoded: Encoded, decision: Decision) -> HostBody | None:
         """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""
@@ -224,7 +224,7 @@ class ForwardState:
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return None
-        journey.watch(decision.storage, body)
+        journey.watch(decision.storage, body.parcel)
         return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:

@@ -21,11 +21,15 @@ from gistkit.nn.keep import Away, Coded
 from gistkit.runtime.offload.parcel import Parcel
 
 
-class HostBody:
+class HostBody(Coded):
     """A codec's payload, of ``dense`` the tensor itself, on the host until it is prefetched or first used."""
 
     def __init__(self, parcel: Parcel) -> None:
         self.parcel = parcel
+
+    @property
+    def encoded(self) -> Encoded:  # type: ignore[override]
+        return self.parcel.get()
 
     @property
     def nbytes(self) -> int:
@@ -40,27 +44,6 @@ class HostBody:
     def fresh(self) -> bool:
         """Whether :meth:`dense` gives memory of its own, which its caller may overwrite."""
         return FORMS[self.parcel.form.codec].returns != STAY
-
-    def release(self) -> None:
-        self.parcel.release()
-
-    def prefetch(self) -> None:
-        self.parcel.prefetch()
-
-    def _here(self) -> Coded:
-        return Coded(self.parcel.get())
-
-    def dense(self) -> torch.Tensor:
-        return self._here().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self._here().dense_range(start, stop)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self._here().dense_rows(start, stop)
-
-    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        return self._here().relu_backward(grad)
 
 
 class AwayOnHost(Away):

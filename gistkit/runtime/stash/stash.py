@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import torch
 from torch._prims_common import suggest_memory_format
 
-from gistkit.codecs import CODECS, Encoded
 from gistkit.kernels import flat, is_dense
 from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained, rows_from
 
@@ -57,27 +56,7 @@ class Body(Kept, Protocol):
 
 
 class CodedBody(Coded):
-    """A codec's payload of a dense tensor. ``packs_first``, as within a budget: a scratch is packed before it is
-    decoded, for which the device is waited for. That of a scaled format, decoded as it is, takes several times the
-    tensor."""
-
-    def __init__(self, encoded: Encoded, packs_first: bool = False) -> None:
-        super().__init__(encoded)
-        self._packs_first = packs_first
-
-    def dense(self) -> torch.Tensor:
-        self._pack()
-        return super().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        self._pack()
-        return super().dense_range(start, stop)
-
-    def _pack(self) -> None:
-        if self._packs_first and self.encoded.pending:
-            codec: Any = CODECS[self.encoded.codec]
-            if codec.scaling != "none":
-                codec.settle(self.encoded, int(codec.total(self.encoded)))
+    """A codec's payload of a dense tensor."""
 
     @property
     def nbytes(self) -> int:
