@@ -42,7 +42,7 @@ from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
-from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
 from gistkit.runtime.sparse_sizes.spill import Spill
@@ -81,7 +81,7 @@ class Engine:
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: Spilled = {}
         self._offloads = Offloads()
-        self._probes: list[tuple[tuple, int, int, Ticket]] = []
+        self._probes: list[tuple[tuple, int, int, PinnedTicket | int]] = []
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []
@@ -303,7 +303,9 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             remember(densities, state.measured(), self.plan)
-            self._warn_of_excess(program.graph, densities)
+            if self.plan is not None and self._budget is not None and not self._warned:
+                found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
+                self._warned = warn_of_excess(found, self._budget)
             self._probes.extend((key, *probe) for probe in state.probes)
             if not capturing():
                 self._read_probes()
@@ -312,16 +314,10 @@ class Engine:
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
 
-    def _warn_of_excess(self, graph: SavedGraph, densities: dict[int, float]) -> None:
-        """Warn, once, where a forward under a budget was denser than the budget has room for."""
-        if self.plan is not None and self._budget is not None and not self._warned:
-            found = denser(self.plan, densities, {s.id: s for s in graph.storages})
-            self._warned = warn_of_excess(found, self._budget)
-
     def _read_probes(self) -> None:
         probes, self._probes = self._probes, []
         for key, storage, n, ticket in probes:
-            count = ticket.ready()
+            count = ticket if isinstance(ticket, int) else ticket.ready()
             if count is None:
                 self._probes.append((key, storage, n, ticket))
             else:

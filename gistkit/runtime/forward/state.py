@@ -27,7 +27,7 @@ from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
-from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
@@ -84,7 +84,7 @@ class ForwardState:
     hooked: bool = False
     met: set[int] = field(default_factory=set)
     diverged: str = ""
-    probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
+    probes: list[tuple[int, int, PinnedTicket | int]] = field(default_factory=list)
     deferred: tuple[torch.Tensor, DeferredMask] | None = None
     tape: Tape | None = None
     densities: dict[int, float] = field(default_factory=dict)

@@ -32,7 +32,7 @@ import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse
 from gistkit.kernels import bits_of, capturing, flat
-from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
+from gistkit.runtime.sparse_sizes.counts import PinnedCounts, PinnedTicket, Stream, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 
@@ -50,7 +50,7 @@ class Counting(NamedTuple):
 
     encoded: weakref.ref[Encoded]
     form: Sparse
-    ticket: Ticket
+    ticket: PinnedTicket
     elements: int
     forecast: Forecast | None
     spilled: Callable[[int], int]
@@ -183,11 +183,11 @@ class ExactPacker:
         newest = self._sent - self._lag
         self._settle(lambda item: item.number <= newest, wait)
 
-    def count(self, x: torch.Tensor) -> Ticket:
+    def count(self, x: torch.Tensor) -> PinnedTicket | int:
         """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
         total = torch.count_nonzero(bits_of(flat(x)))
         if self.at_once(x):
-            return Known(int(total))
+            return int(total)
         with self._lock:
             return self._transports[stream_of(x)].send(total)
 

@@ -27,10 +27,9 @@ from gistkit.runtime.step.losses import known_share, refuse_loss, stated_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
-_checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
-"""For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a
-cache, which changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it
-and would need gistkit to load."""
+_checked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
+"""For which kinds of forwards of a model rows are known to be independent: a cache, which changes no answer and goes
+with the model. It is not in the model, whose pickles and copies would have it and would need gistkit to load."""
 
 
 @renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
@@ -90,7 +89,7 @@ def step(
     if verify:
         if known is None:
             refuse_loss(loss_fn)
-        _check_model(model, whole, targets, bounds, per_sub_batch_norm)
+        _check_model(model, whole, targets, batch, per_sub_batch_norm)
     share = known or stated_share(loss_fn, reduction)
     total: Any = None
     for start, stop in itertools.pairwise(bounds):
@@ -100,17 +99,12 @@ def step(
     return total
 
 
-def _check_model(
-    model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
-) -> None:
-    least = min(stop - start for start, stop in itertools.pairwise(bounds))
+def _check_model(model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, batch: int, statistics: bool) -> None:
     kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
-    checked = _checked.setdefault(model, {})
-    if checked.get(kind, least + 1) <= least:
-        return
-    room_bytes = _room_bytes(model, (whole, targets))
-    check_row_independence(model, whole, bounds[-1], least, statistics, room_bytes)
-    checked[kind] = least
+    checked = _checked.setdefault(model, set())
+    if kind not in checked:
+        check_row_independence(model, whole, batch, statistics, _room_bytes(model, (whole, targets)))
+        checked.add(kind)
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:

@@ -56,16 +56,6 @@ def attending(x):
     return ((flat @ flat.T / 200).softmax(1) @ flat).view_as(x)
 
 
-class Pairs(nn.Module):
-    """The difference of two neighbouring rows: parts of an even number of rows add up."""
-
-    def forward(self, x):
-        if len(x) % 2:
-            raise ValueError("rows come in pairs")
-        y = x.view(len(x) // 2, 2, *x.shape[1:])
-        return torch.stack([y[:, 0] - y[:, 1], y[:, 1]], 1).view_as(x)
-
-
 class Centred(nn.Module):
     """Couples rows in training mode."""
 
@@ -130,16 +120,6 @@ def test_accepted_statistics_are_no_dependence():
     for norm in (nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False, track_running_stats=False)):
         gistkit.step(Net(norm), F.cross_entropy, X, T, sub_batches=2, per_sub_batch_norm=True)
     refused(Net(nn.Sequential(nn.BatchNorm2d(8), Centred())), per_sub_batch_norm=True)
-
-
-def test_rows_in_groups():
-    model, twin = Net(Pairs()), Net(Pairs())
-    gistkit.step(model, F.cross_entropy, X, T, sub_batches=2)
-    F.cross_entropy(twin(X), T).backward()
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)  # that they add up
-    model.zero_grad()
-    assert "ValueError: rows come in pairs" in refused(model, 8)  # smaller parts are checked anew
 
 
 def test_other_modes_are_checked_anew():
