@@ -4,7 +4,8 @@ cDMA's zero-value compression).
 A CPU tensor is packed at once. On CUDA the kernels write into a scratch of worst-case size, one slot of it for every
 1024 (zvc) or 256 (csr) elements, and how many elements are stored in all, only the device knows: the scratch is the
 payload (``Encoded.pending``), the host goes on, and the runtime's packer calls :meth:`Sparse.settle` once the number
-has arrived. Decoding gives the same bits before and after.
+has arrived. Decoding gives the same bits before and after; a scaled format, whose blocks are counted over the packed
+values, is settled when it is decoded.
 
 Where a share of stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long life: it
 packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the device
@@ -126,6 +127,7 @@ class Sparse(Codec):
             encoded.settle(payload, nonzeros=total, spill=spill if total > payload[2].numel() else None)
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
+        self._packed_if_scaled(encoded)
         payload, pending, spill = encoded.state()
         n, dtype = encoded.numel, encoded.dtype
         if not pending or spill is not None:
@@ -134,22 +136,26 @@ class Sparse(Codec):
                 made = torch.empty_strided(encoded.shape, encoded.stride, dtype=dtype, device=payload[2].device)
                 return ready.decode(payload, spill, made)
             values = self._decode(*payload, 0, n, dtype, self.value_format, self.scaling, True, spill)
-        elif self.scaling == "none":
-            values = self._decode(*payload, 0, n, dtype, self._scratch_format, "none", False)
         else:
-            values = self._decode(*self._rounded(payload, n, dtype), 0, n, dtype, "raw", "none", True)
+            values = self._decode(*payload, 0, n, dtype, self._scratch_format, "none", False)
         return restored(values, encoded)
 
     def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
+        self._packed_if_scaled(encoded)
         payload, pending, spill = encoded.state()
         pending = pending and spill is None
-        if start >= stop or (pending and self.scaling != "none"):
+        if start >= stop:
             return super().decode_range(encoded, start, stop)
         form = (self._scratch_format, "none", False) if pending else (self.value_format, self.scaling, True, spill)
         first = start // self.slot
         n = min(formats.ceil_div(stop, self.slot) * self.slot, encoded.numel) - first * self.slot
         values = self._decode(*payload, first, n, encoded.dtype, *form)
         return values[start - first * self.slot : stop - first * self.slot]
+
+    def _packed_if_scaled(self, encoded: Encoded) -> None:
+        """Settle a scratch whose blocks are counted over packed values, waiting for the device."""
+        if encoded.pending and self.scaling != "none":
+            self.settle(encoded, int(self.total(encoded)))
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()
@@ -204,17 +210,6 @@ class Sparse(Codec):
             values, exponents = ops.narrow_encode(values, self.value_format, self.scaling)
         elif self.value_format == "fp10":
             values = ops.fp10_pack(values)
-        return index, counts, values, exponents
-
-    def _rounded(self, payload: Payload, n: int, dtype: torch.dtype) -> Payload:
-        """A raw scratch as packed raw values that went through the scaled format, without knowing their number: n
-        values, zeros after the stored ones. Zeros change no block's exponent, so the result is that of the settled
-        payload."""
-        index, counts, scratch, exponents = payload
-        index, values = self._compacted(index, counts, scratch, n)
-        values.masked_fill_(torch.arange(n, device=values.device) >= counts.sum(dtype=torch.int64), 0)
-        codes, scales = ops.narrow_encode(values, self.value_format, self.scaling)
-        values = ops.narrow_decode(codes, scales, n, dtype, self.value_format, self.scaling)
         return index, counts, values, exponents
 
     def _launches(self, payload: torch.Tensor, n: int, dtype: torch.dtype) -> direct.ZvcLaunches | None:

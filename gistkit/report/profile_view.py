@@ -139,13 +139,12 @@ def _ops(profile: Profile, times: StepTimes) -> Table:
 
 
 def told(times: StepTimes) -> str:
-    """Where times come from, in a line; in another one what the memory format costs."""
+    """Where times come from, in a line."""
     rows, of = f" of {times.rows} rows, scaled to {times.batch}", " of the batch"
     if times.rows == times.batch:
         rows = of = ""
     took, total = milliseconds(times.step_s), milliseconds(times.total_s)
-    remedy = f"\n{times.workspace_remedy}" if times.workspace_remedy else ""
-    return f"measured on {times.device}: a step{rows} took {took} ms, all tasks{of} add up to {total} ms{remedy}"
+    return f"measured on {times.device}: a step{rows} took {took} ms, all tasks{of} add up to {total} ms"
 
 
 def _layers(profile: Profile) -> Table:

@@ -30,15 +30,13 @@ class BudgetReport:
     ``predicted_bytes`` is the plan's peak. ``measured_bytes`` is the most that the CUDA allocator has handed out since
     ``torch.cuda.reset_peak_memory_stats``, of this model or not; None on a CPU, which counts nothing by itself
     (``gistkit.LiveBytes`` does). ``denser`` are the storages that had more non-zeros in a step than planned for, with
-    densities and payload bytes planned and measured. ``moved``: those of them that found no room and went to the host,
-    with their bytes. ``hardware``: what was planned for, and where its rates are from.
+    densities and payload bytes planned and measured. ``hardware``: what was planned for, and where its rates are from.
     """
 
     budget_bytes: int
     predicted_bytes: int
     measured_bytes: int | None
     denser: tuple[Denser, ...]
-    moved: Mapping[int, int]
     hardware: str
 
     @property
@@ -56,8 +54,7 @@ class BudgetReport:
             lines.append(
                 f"{len(self.denser)} storages have fewer zeros than planned for (storage {d.storage}: density "
                 f"{d.measured:.3f}, planned {d.planned:.3f}; {d.measured_bytes} bytes, planned {d.planned_bytes}): "
-                f"their payloads take up to {self.excess_bytes} bytes more than planned; {len(self.moved)} of them, "
-                f"{sum(self.moved.values())} bytes, went to the host, which takes longer; plan again with "
+                f"their payloads take up to {self.excess_bytes} bytes more than planned; plan again with "
                 "density=gistkit.report(model).densities"
             )
         return lines
@@ -151,7 +148,6 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
         plan.peak_bytes,
         torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         denser(plan, engine.densities, engine.storages),
-        dict(engine.moved),
         f"{plan.hardware} (rates: {plan.prediction.rates})" if plan.prediction.rates else plan.hardware,
     )
     return Report(*about, promise)

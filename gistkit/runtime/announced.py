@@ -7,12 +7,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-ANNOUNCED_AFTER_S = 3.0
 _log = logging.getLogger("gistkit")
 
 
 @contextmanager
-def announced(what: str, after_s: float = ANNOUNCED_AFTER_S) -> Iterator[None]:
+def announced(what: str, after_s: float = 3.0) -> Iterator[None]:
     """Logs once that ``what`` is still going on, should the block take longer than ``after_s`` seconds."""
     timer = threading.Timer(after_s, _log.warning, ("%s: more than %g s so far", what, after_s))
     timer.daemon = True

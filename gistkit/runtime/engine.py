@@ -28,14 +28,13 @@ from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.density_excess import ExcessBudget, remember
+from gistkit.runtime.program.density_excess import denser, remember, warn_of_excess
 from gistkit.runtime.program.match_plan import (
     Shapes,
     check_capture,
     check_mode,
     check_rows,
     given_program,
-    plans_training,
     shapes,
 )
 from gistkit.runtime.program.pending_backwards import PendingBackwards
@@ -43,7 +42,7 @@ from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
-from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
 from gistkit.runtime.sparse_sizes.spill import Spill
@@ -73,7 +72,6 @@ class Engine:
         self._stats: StepStats | Observed | None = None
         self.steps = 0
         self.notes: list[str] = []
-        self._moved: dict[int, int] = {}
         self._programs: dict[tuple, Program] = {}
         self._sites: dict[tuple, Sites] = {}
         self._densities: dict[tuple, dict[int, float]] = {}
@@ -83,8 +81,7 @@ class Engine:
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._spilled: Spilled = {}
         self._offloads = Offloads()
-        self._late: tuple[tuple, ExcessBudget] | None = None
-        self._probes: list[tuple[tuple, int, int, Ticket]] = []
+        self._probes: list[tuple[tuple, int, int, PinnedTicket | int]] = []
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []
@@ -98,12 +95,6 @@ class Engine:
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats
-
-    @property
-    def moved(self) -> dict[int, int]:
-        """Bytes, by storage, of payloads denser than planned that went to the host to keep a budget."""
-        self._hear_of_excess()
-        return self._moved
 
     @property
     def densities(self) -> dict[int, float]:
@@ -130,7 +121,7 @@ class Engine:
             return forward(*args, **kwargs)
         if self.plan is not None:
             check_mode(self.plan, model.training)
-        if not model.training and plans_training(self.plan):
+        if not model.training and (self.plan is None or self.plan.contract.training):
             return forward(*args, **kwargs)
         foreign = foreign_context()
         if foreign and self._budget is not None:
@@ -280,19 +271,16 @@ class Engine:
 
     def _prepare(self, state: ForwardState, key: tuple, args: tuple, kwargs: dict) -> None:
         program: Any = state.program
-        self._warn_of_excess()
         if program.times is not None:
             state.journey = Journey(program.times, self._offloads)
         state.probing = self._replans_next()
-        learn = partial(remember, self._densities.setdefault(key, {}), plan=self.plan)
-        if self.plan is not None and self._budget is not None:
-            state.bound = True
+        known = self._densities.setdefault(key, {})
+        self._packer.listen()
+        if self._budget is not None:
+            state.bound, known = True, {}  # arrays for a forecast take more than planned
             probe_ahead(self._verified, program, args, kwargs)
-            heard = Forecasts({}, learn, self._spilled, self.steps + 1)
-            state.room = ExcessBudget(self.plan, self._budget, program.graph, state.densities, state.notes, heard)
-        else:
-            self._packer.listen()
-            state.forecasts = Forecasts(self._densities[key], learn, self._spilled, self.steps + 1)
+        learn = partial(remember, self._densities[key], plan=self.plan)
+        state.forecasts = Forecasts(known, learn, self._spilled, self.steps + 1)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
         """All calls where zeros are counted or calls are written down, else the sites alone."""
@@ -315,9 +303,9 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             remember(densities, state.measured(), self.plan)
-            if state.room is not None:
-                self._late = key, state.room
-                self._warn_of_excess()
+            if self.plan is not None and self._budget is not None and not self._warned:
+                found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
+                self._warned = warn_of_excess(found, self._budget)
             self._probes.extend((key, *probe) for probe in state.probes)
             if not capturing():
                 self._read_probes()
@@ -326,21 +314,10 @@ class Engine:
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
 
-    def _hear_of_excess(self) -> None:
-        """What the last forward under a budget found denser than planned, some of it only in backward."""
-        if self._late is not None:
-            key, room = self._late
-            self._moved |= {d.storage: d.measured_bytes for d in room.moved}
-            remember(self._densities.setdefault(key, {}), {d.storage: d.measured for d in room.moved}, self.plan)
-
-    def _warn_of_excess(self) -> None:
-        self._hear_of_excess()
-        self._warned = self._warned or (self._late is not None and self._late[1].warn())
-
     def _read_probes(self) -> None:
         probes, self._probes = self._probes, []
         for key, storage, n, ticket in probes:
-            count = ticket.ready()
+            count = ticket if isinstance(ticket, int) else ticket.ready()
             if count is None:
                 self._probes.append((key, storage, n, ticket))
             else:

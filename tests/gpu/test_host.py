@@ -10,19 +10,11 @@ from torch import nn
 
 import gistkit
 from gistkit.runtime.attach import compressed_forward
-from gistkit.runtime.offload.host import arrived
 from tests.gpu.waiting import no_synchronisation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
-
-
-def test_the_host_reads_what_has_arrived():
-    x = torch.zeros(2**22, device="cuda")
-    torch.cuda._sleep(SLEEP_CYCLES)
-    x.fill_(3.0)
-    assert bool((arrived(x) == 3.0).all()) and bool((arrived(x.view(2048, -1)[:, ::3]) == 3.0).all())
 
 
 def chain():

@@ -38,16 +38,6 @@ def calls(monkeypatch):
     return seen
 
 
-def test_the_folder(monkeypatch, tmp_path, cache):
-    assert calibration_file(CARD).parent == cache / "hardware"
-    monkeypatch.delenv("GISTKIT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert calibration_file(CARD).parent == tmp_path / "xdg" / "gistkit" / "hardware"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert calibration_file(CARD).parent == tmp_path / "home" / ".cache" / "gistkit" / "hardware"
-
-
 def test_what_is_kept_comes_back_whole():
     assert kept_calibration(CARD) is None
     path = keep_calibration(FOUND)
@@ -55,13 +45,6 @@ def test_what_is_kept_comes_back_whole():
     found = kept_calibration(CARD)
     assert found == FOUND and found.source == FOUND.source
     assert kept_calibration("NVIDIA H800  80GB") is None, "another card of which the file name is the same"
-
-
-def test_a_card_is_measured_once(cuda, calls):
-    assert card_at_hand(DEVICE) == FOUND
-    again = card_at_hand(DEVICE)
-    assert calls == [DEVICE]
-    assert again == replace(FOUND, memory_bytes=cuda.total_memory) and again.source == FOUND.source
 
 
 @pytest.mark.parametrize("text", ["{", '{"name": "x"}', "", FOUND.to_json().replace(CARD, "another")])
@@ -77,16 +60,6 @@ def test_a_folder_that_cannot_be_written_is_no_error(cuda, cache, calls):
     cache.write_text("a file where the folder should be")
     assert [card_at_hand(DEVICE) for _ in range(2)] == [FOUND, FOUND]
     assert len(calls) == 2 and keep_calibration(FOUND) is None
-
-
-def test_a_full_card_is_refused_with_the_remedy(cuda, monkeypatch):
-    def full(device):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 512.00 MiB.")
-
-    monkeypatch.setattr(module, "calibrate", full)
-    with pytest.raises(ValueError, match=r"has no preset, has no memory left .*; run `gistkit calibrate` before"):
-        card_at_hand(DEVICE)
-    assert kept_calibration(CARD) is None
 
 
 def test_a_plan_takes_the_calibration_the_preset_or_a_measurement(calls, cuda):

@@ -74,19 +74,6 @@ def test_an_operator_goes_to_the_task_that_ran_it(ticking):
     assert sum(taken.values()) == int(sum(taken.values()))
 
 
-def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is(ticking):
-    model, x = step()
-    scale = nn.Parameter(torch.ones(()))
-
-    def loss_fn(out):
-        return scale * out.sum() + sum(p.square().sum() for p in model.parameters())
-
-    graph = captured(model, x, loss_fn=loss_fn)
-    taken = measured_tasks(graph, model, (x.requires_grad_(),), loss_fn=loss_fn, repeats=1)
-    assert sorted(taken) == [t.index for t in graph.tasks]
-    assert all(t.grad is None for t in (*model.parameters(), scale, x))
-
-
 def test_another_models_graph():
     model, x = step()
     graph = captured(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid()), x)

@@ -17,8 +17,7 @@ import gistkit
 from gistkit import StepTimes, capture
 from gistkit.api.measuring import costs_of
 from gistkit.planning.cost.devices import PRESETS
-from gistkit.profiling import measure
-from tests.support.measuring_cases import saved, step, targets
+from tests.support.measuring_cases import step, targets
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +51,6 @@ def test_measured_workspace_takes_the_place_of_the_predicted(times):
     assert plan.peak_bytes > 64 * 2**20 + PRESETS["h200"].libraries_bytes
 
 
-def test_a_file_between_them(times, tmp_path):
-    model, x = step()
-    file = saved(tmp_path, times)
-    assert StepTimes.from_json(file.read_text()) == times
-    plans = [gistkit.plan(model, x, policy="gist", measure=way) for way in (times, file, str(file))]
-    assert plans[0] == plans[1] == plans[2]
-    # Times that are there already are also for a model that has no memory.
-    meta = gistkit.plan(model.to("meta"), x.to("meta"), policy="gist", measure=file, hardware="cpu")
-    assert meta.step_s == plans[0].step_s
-
-
 def test_measuring_changes_no_bit_of_anything():
     model, x = step()
     F.cross_entropy(model(x), targets()).backward()
@@ -75,20 +63,6 @@ def test_measuring_changes_no_bit_of_anything():
         assert torch.equal(now, then), name
     assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
     assert all(p.grad is not None for p in model.parameters()) and x.grad is None
-
-
-def test_named_inputs_and_a_compressed_part(monkeypatch):
-    model, x = step()
-    gistkit.compress(model.head)
-    original, seen = measure._one_step, []
-    monkeypatch.setattr(
-        measure, "_one_step", lambda graph, twin, work: (seen.append(twin), original(graph, twin, work))[1]
-    )
-    found = gistkit.measure(model, {"x": x}, targets(), loss_fn=F.cross_entropy)
-    assert seen and not any("forward" in vars(m) for twin in seen for m in twin.modules())
-    assert "forward" in vars(model.head)
-    model, x = step()
-    assert found.fingerprint == gistkit.measure(model, x, targets(), loss_fn=F.cross_entropy).fingerprint
 
 
 def test_a_profile_with_measured_seconds(times):
@@ -125,18 +99,6 @@ def test_times_of_another_step(times, other):
         rf"fingerprint {times.fingerprint}; measure anew: .*, with this model, batch and loss",
         str(raised.value),
     )
-
-
-@pytest.mark.parametrize("call", [gistkit.plan, gistkit.profile])
-def test_hardware_that_is_not_here(times, call):
-    for way, hardware in ((True, "titanx"), (times, "h200"), (times, "k40m")):
-        with pytest.raises(ValueError) as raised:
-            call(*step(), measure=way, hardware=hardware)
-        assert str(raised.value) == (
-            f"{call.__name__ if call is gistkit.profile else 'plan'}: measured times must be of the hardware that is "
-            f"planned for, {hardware!r}, got times of 'cpu'; leave hardware out, name a file of `gistkit calibrate` on "
-            "that device, or do not measure"
-        )
 
 
 def test_nothing_that_could_run():

@@ -1,19 +1,15 @@
 """A batch that does not fit is measured on fewer of its rows."""
 
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import gistkit
 from gistkit import MeasureError, capture
 from gistkit.ir.scale import scaled
 from gistkit.planning.cost.table import cost_table
 from gistkit.profiling import measure
-from gistkit.profiling.measure import Measured, Work, step_times
-from gistkit.runtime.offload.host_memory import does_not_fit
+from gistkit.profiling.measure import Measured
 from tests.support.measuring_cases import CPU, step, targets
 
 
@@ -35,10 +31,6 @@ def limited(monkeypatch, most_rows, error):
 OUT = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError("FIND was unable to find an engine to execute this computation"),
-    RuntimeError("GET was unable to find an engine to execute this computation"),
-    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
-    RuntimeError("[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"),
-    MemoryError(),
 ]
 
 
@@ -69,50 +61,3 @@ def test_not_even_one_row(monkeypatch):
         "out of memory. Tried to allocate 2.00 GiB.); free some of its memory, measure on a larger device and pass the "
         "file, or plan without measured times"
     )
-
-
-def test_other_errors_of_the_step_are_its_own(monkeypatch):
-    limited(monkeypatch, 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
-    with pytest.raises(RuntimeError, match=r"^mat1 and mat2"):
-        gistkit.measure(*step())
-    assert not does_not_fit(ValueError("out of memory")) and not does_not_fit(RuntimeError("an engine"))
-
-
-class Whole(nn.Module):
-    """Works with all eight rows only."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.head(x).reshape(8, 3)
-
-
-def test_a_batch_that_cannot_be_cut(monkeypatch):
-    original = measure.measured_step
-
-    def measured(graph, model, work):
-        if len(work.args[0]) == 8:
-            raise OUT[0]
-        return original(graph, model, work)
-
-    monkeypatch.setattr(measure, "measured_step", measured)
-    with pytest.raises(MeasureError) as raised:
-        gistkit.measure(Whole(), torch.randn(8, 3))
-    assert re.fullmatch(
-        r"measure: a plain step on all 8 rows does not fit, and on the first 4 of them it fails \(RuntimeError: shape "
-        r".*\); measure with a batch that fits, or plan without measured times",
-        str(raised.value),
-    )
-
-
-def test_a_host_is_not_tried_beyond_its_memory(monkeypatch):
-    """A host would swap, or end the process."""
-    model, x = step(16)
-    graph = capture(model, (x,), backward=True)
-    peak_bytes = gistkit.plan(model, x, policy="plain").peak_bytes
-    tried = limited(monkeypatch, 16, OUT[0])
-    for available_bytes, rows in ((peak_bytes, 16), (peak_bytes - 1, 8), (0, 16), (1, 1)):
-        monkeypatch.setattr(measure, "available_bytes", lambda n=available_bytes: n)
-        assert step_times(graph, CPU, model, Work((x,), {})).rows == rows == tried[-1]

@@ -29,8 +29,7 @@ def rounds_twice(x, mean, invstd, weight, bias):
     return torch.addcmul((bias - mean * alpha).view(over), x, alpha.view(over))
 
 
-@pytest.mark.parametrize("wrong", [forgets, rounds_twice])
-@pytest.mark.parametrize("shape", [(4, 16, 8, 8), (2, 3, 4), (6, 5)])
+@pytest.mark.parametrize(("wrong", "shape"), [(forgets, (4, 16, 8, 8)), (rounds_twice, (6, 5))])
 def test_what_fits_a_first_step_by_chance_is_not_relied_on(monkeypatch, wrong, shape):
     half = torch.randn(shape)
     x = torch.cat((half, -half))

@@ -8,22 +8,9 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import GistError
-from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stash.verify import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-
-
-def network(channels=16):
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(3, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(channels, channels, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(channels, channels, 3, padding=1),
-    )
 
 
 def images(batch=4):
@@ -44,29 +31,9 @@ def assert_same_gradients(model, run, steps=1):
     return twin
 
 
-def test_two_forwards_in_one_autocast_region_share_the_casts_of_weights():
-    def run(model, step):
-        with torch.autocast("cpu", torch.bfloat16):
-            return model(images()).float().sum() + model(images() * 2).float().mean()
-
-    assert_same_gradients(network(), run, steps=2)
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm2d(3), nn.ReLU()])
-def test_a_gradient_penalty_of_pytorchs_own_nodes(layer):
-    # what they keep stays dense
-    penalties = []
-    for model in (nn.Sequential(layer), gistkit.compress(nn.Sequential(copy.deepcopy(layer)))):
-        x = images().requires_grad_()
-        (grad,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-        penalties.append(torch.autograd.grad(grad.norm(), x)[0])
-    assert torch.equal(*penalties) and penalties[0].any()
-
-
-@pytest.mark.parametrize("layer", [nn.Sequential(nn.ReLU(), nn.MaxPool2d(2)), nn.MaxPool2d(2)])
-def test_a_gradient_penalty_is_refused_and_no_constant(layer):
+def test_a_gradient_penalty_is_refused_and_no_constant():
     # the gradient that comes in is that of a sum: it requires none itself
-    model, x = gistkit.compress(nn.Sequential(layer)), images().requires_grad_()
+    model, x = gistkit.compress(nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))), images().requires_grad_()
     for scaled in (model(x).sum(), (2 * model(x)).sum()):
         (grad,) = torch.autograd.grad(scaled, x, create_graph=True)
         with pytest.raises(RuntimeError, match=r"differentiate twice .* call gistkit\.restore\(model\)"):
@@ -112,10 +79,8 @@ class Doubled(torch.autograd.Function):
 
 
 READS = {
-    "a transposing property": lambda t: t.mT,
     "data": lambda t: t.data,
     "a Function": Doubled.apply,
-    "an ATen overload": lambda t: torch.ops.aten.mul.Scalar(t, 2),
 }
 
 
@@ -171,21 +136,3 @@ def test_function_transforms_run_plain():
 
     assert all(same_bits(a, b) for a, b in zip(results(model), results(twin), strict=True))
     assert_same_gradients(model, lambda m, step: m(images()).sum())
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_compiled_around_and_inside():
-    plain = network()
-    twin = copy.deepcopy(plain)
-    twin[2] = torch.compile(twin[2], backend="eager")
-    gistkit.compress(twin)
-    for around in (twin, torch.compile(twin, backend="eager", fullgraph=True)):
-        steps = compressed_forward(twin).engine.steps
-        for _ in range(2):
-            for model in (plain, around):
-                model.zero_grad()
-                model(images()).sum().backward()
-            for a, b in zip(plain.parameters(), twin.parameters(), strict=True):
-                assert same_bits(a.grad, b.grad)
-        eager_steps = compressed_forward(twin).engine.steps - steps
-        assert (eager_steps > 0) == (around is twin)  # what torch.compile is around of is traced

@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from gistkit import zoo
-from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
+from gistkit.zoo.resnet import BasicBlock, ResNet
 from tests.support.models import bottlenecks, convolutions, inceptions
 from tests.support.training import assert_same_training, batches
 
-STEPS = 11
-"""Plans are made anew by the zeros of steps 1, 2, 5 and 10; `bench.bitwise` takes twenty of every network."""
+STEPS = 6
+"""Plans are made anew by the zeros of steps 1, 2 and 5; `bench.bitwise` takes twenty of every network."""
 
 
 def basic_blocks():
@@ -18,29 +17,19 @@ def basic_blocks():
     return ResNet(BasicBlock, (1, 1, 1), 10)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "nin", "squeezenet"])
-def test_steps_of_zoo_networks(name):
-    torch.manual_seed(0)
-    assert_same_training(zoo.MODELS[name](num_classes=10, image_size=32), batches(STEPS, 2, 32))
-
-
-@pytest.mark.parametrize(
-    "make", [bottlenecks, basic_blocks, lambda: ResNet(Bottleneck, (1, 1, 1), 10), convolutions, inceptions]
-)
+@pytest.mark.parametrize("make", [bottlenecks, basic_blocks, convolutions, inceptions])
 def test_steps_of_a_few_blocks(make):
-    """Of resnet50, resnet1202, resnet509 and resnet851, vgg16, googlenet."""
+    """Of resnet50, resnet1202, vgg16, googlenet."""
     torch.manual_seed(0)
     assert_same_training(make(), batches(STEPS, 2, 32))
 
 
-@pytest.mark.parametrize("make", [convolutions, basic_blocks])
-def test_channels_last(make):
+def test_channels_last():
     data = [(x.contiguous(memory_format=torch.channels_last), t) for x, t in batches(3, 2, 32)]
-    assert_same_training(make().to(memory_format=torch.channels_last), data)
+    assert_same_training(basic_blocks().to(memory_format=torch.channels_last), data)
 
 
-@pytest.mark.parametrize("make", [convolutions, basic_blocks])
-def test_autocast_to_bf16(make):
+def test_autocast_to_bf16():
     def loss_fn(out, target):
         return nn.functional.cross_entropy(out.float(), target)
 
@@ -53,17 +42,18 @@ def test_autocast_to_bf16(make):
             with torch.autocast("cpu", torch.bfloat16):
                 return self.inner(x)
 
-    assert_same_training(Autocast(make()), batches(3, 2, 32), loss_fn=loss_fn)
+    assert_same_training(Autocast(basic_blocks()), batches(3, 2, 32), loss_fn=loss_fn)
 
 
 def test_bf16_weights():
     assert_same_training(convolutions().bfloat16(), [(x.bfloat16(), t) for x, t in batches(3, 2, 32)])
 
 
-@pytest.mark.parametrize("planted", [float("nan"), float("inf"), -float("inf"), -0.0, 1e-40, -1e-40])
+@pytest.mark.parametrize("planted", [(float("nan"),), (float("inf"), -float("inf"), -0.0, 1e-40, -1e-40)])
 def test_planted_values(planted):
     data = batches(1, 2, 32)
-    data[0][0][:, :, ::3, ::5] = planted
+    for at, value in enumerate(planted):
+        data[0][0][:, :, at::6, ::5] = value
     assert_same_training(basic_blocks(), data)
     assert_same_training(convolutions(), data)
 

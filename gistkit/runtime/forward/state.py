@@ -8,14 +8,13 @@ its decisions; without one, or after the forward left its plan, decisions follow
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
-from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.codecs import CODECS, Encoded
 from gistkit.errors import HostMemoryError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.kernels import capturing
@@ -24,12 +23,11 @@ from gistkit.nn.keep import Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.journey import Journey
 from gistkit.runtime.offload.host import AwayOnHost, HostBody
-from gistkit.runtime.program.density_excess import ExcessBudget
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
-from gistkit.runtime.sparse_sizes.counts import Ticket
+from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
@@ -53,9 +51,8 @@ class DenseStorage(NamedTuple):
 class ForwardState:
     """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
 
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget, of which ``room`` keeps account;
-    ``journey``: what goes to the host, if the plan sends anything there.
-    ``forecasts``: what earlier steps say of the storages' densities, None under a budget. ``calls`` is the
+    ``strict``: the plan is the caller's; ``bound``: and promises a budget; ``journey``: what goes to the host, if the
+    plan sends anything there. ``forecasts``: what earlier steps say of the storages' densities. ``calls`` is the
     number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
     program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
     norms that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``:
@@ -72,7 +69,6 @@ class ForwardState:
     strict: bool = False
     verified: dict = field(default_factory=dict)
     bound: bool = False
-    room: ExcessBudget | None = None
     journey: Journey | None = None
     forecasts: Forecasts | None = None
     probing: bool = False
@@ -88,7 +84,7 @@ class ForwardState:
     hooked: bool = False
     met: set[int] = field(default_factory=set)
     diverged: str = ""
-    probes: list[tuple[int, int, Ticket]] = field(default_factory=list)
+    probes: list[tuple[int, int, PinnedTicket | int]] = field(default_factory=list)
     deferred: tuple[torch.Tensor, DeferredMask] | None = None
     tape: Tape | None = None
     densities: dict[int, float] = field(default_factory=dict)
@@ -119,9 +115,8 @@ class ForwardState:
         nbytes, program = x.numel() * x.element_size(), self.program
         if program is None:
             return nbytes <= JOINT_BYTES
-        found = program.headrooms.get(call)
         small_bytes = min(JOINT_BYTES, int(JOINT_SHARE * program.plan.kept_bytes))
-        return nbytes <= small_bytes or (found is not None and found.suffices(nbytes))
+        return nbytes <= small_bytes or call in program.roomy_calls
 
     def weight_grad_slices(self, step: Step) -> int:
         """Batch slices of a call's weight gradient: the plan's where the caller gave one."""
@@ -207,10 +202,6 @@ class ForwardState:
             self.cannot(decision, why)
             return None
         x = x.detach()
-        if self.room is not None and isinstance(codec, Sparse):
-            body = self.room.body(codec, x, decision, self.packer)
-            if body is not None:
-                return body
         # a plan of the caller's counts on what little it saves
         pays_bytes = (1.0 if self.strict else PAYS) * x.numel() * x.element_size()
         if to_host:
@@ -228,15 +219,12 @@ class ForwardState:
     def _sent(self, x: torch.Tensor, encoded: Encoded, decision: Decision) -> HostBody | None:
         """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""
         journey: Any = self.journey
-        moved, room, codec = None, self.room, CODECS[decision.codec]
-        if room is not None and room.counts(decision) and isinstance(codec, Sparse) and not self.packer.at_once(x):
-            moved = partial(room.on_return, codec, decision, x.device)
         try:
-            body = HostBody(journey.put(encoded, x.device), moved)
+            body = HostBody(journey.put(encoded, x.device))
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return None
-        journey.watch(decision.storage, body)
+        journey.watch(decision.storage, body.parcel)
         return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:

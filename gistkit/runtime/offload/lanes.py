@@ -214,12 +214,6 @@ class Shipment:
             there = Bytes(start, span.start + self.start, self.run_bytes)
             backend.run(backend.h2d, there, buffer, span.chunk.memory)
 
-    def there(self, rest: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The payload in the host's own memory, its items packed, once they are there."""
-        assert self.known()
-        self._fetched = self.total or 0
-        return self.payload(rest, self._span.chunk.memory, self._span.start + self.start)
-
     def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
         """The payload that has arrived, its items packed from that byte of the memory on; what lies behind the last of
         them is undefined."""

@@ -120,25 +120,12 @@ class Offloader:
                 while record.state is State.OUTGOING:
                     self._wait_for_oldest()
 
-    def host_copy(self, record: Record) -> tuple[torch.Tensor, ...]:
-        """See :meth:`Parcel.host_copy`."""
-        with self._locked():
-            if not self._open:
-                raise _shut()
-            span, shipment = record.span, record.shipment
-            assert span is not None
-            self.backend.synchronize()
-            sent = tuple([part.over(span.chunk.memory, span.start) for part in record.parts])
-            return sent if shipment is None else shipment.there(sent)
-
-    def stored(self, record: Record, wait: bool) -> int | None:
+    def stored(self, record: Record) -> int | None:
         """See :meth:`Parcel.stored`."""
         with self._locked():
             shipment = record.shipment
             assert shipment is not None
-            if not shipment.known() and wait:
-                self.backend.synchronize()
-                shipment.known()
+            shipment.known()
             return shipment.total
 
     def close(self) -> None:

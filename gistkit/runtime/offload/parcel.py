@@ -45,20 +45,10 @@ class Parcel:
         copies, and may use their memory."""
         self._offloader.release(self._record)
 
-    def stored(self, wait: bool = False) -> int | None:
-        """How many elements a sparse encoding stores; None while the host does not know, for which it waits if asked
-        to, and of others."""
+    def stored(self) -> int | None:
+        """How many elements a sparse encoding stores; None while the host does not know, and of others."""
         known = None if self._form is None else self._form.nonzeros
-        return known if self._record.shipment is None else self._offloader.stored(self._record, wait)
-
-    def host_copy(self) -> Encoded:
-        """The encoding over the host's own memory, good as long as the parcel. Waits for the copies. For a parcel that
-        is not on the device again."""
-        tensors = self._offloader.host_copy(self._record)
-        encoded = self.form.over(tensors)
-        if self._record.shipment is not None:
-            encoded.settle(tensors, self._record.shipment.total)
-        return encoded
+        return known if self._record.shipment is None else self._offloader.stored(self._record)
 
     def prefetch(self) -> bool:
         """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: arrivals in

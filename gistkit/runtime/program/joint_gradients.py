@@ -7,40 +7,27 @@ PyTorch's nodes cost the host less (ResNet-50, H200: 51 us a convolution), so th
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import NamedTuple
 
 from gistkit.formats import value_bits
 from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
-
-
-class Headroom(NamedTuple):
-    """What there is below the peak when a convolution takes both gradients at once. ``spare_bytes``: what later calls
-    keep beyond its input and both gradients; ``weight_bytes``: of all gradients of parameters."""
-
-    input_bytes: int
-    spare_bytes: int
-    weight_bytes: int
-
-    def suffices(self, input_bytes: int) -> bool:
-        """Whether it is enough for a call with an input of that size: all but the weights grows with it."""
-        return self.spare_bytes * input_bytes >= self.weight_bytes * self.input_bytes
-
 
 JOINT_BYTES, JOINT_SHARE = 32 * 2**20, 0.02
 """Tensors of at most so many bytes, and of at most that share of all that a plan keeps, are decoded beside both
 gradients whatever is kept later."""
 
 
-def headrooms(graph: SavedGraph, plan: Plan) -> dict[int, Headroom]:
-    """The headroom of every convolution and ReLU, by covered call."""
+def roomy_calls(graph: SavedGraph, plan: Plan) -> frozenset[int]:
+    """The covered convolutions and ReLUs behind which enough is kept: what later calls keep beyond input and both
+    gradients is no less than all gradients of parameters."""
     later = _kept_later(graph, plan)
-    weights = sum(s.nbytes for s in graph.storages if s.kind == "parameter")
-    found = {}
+    weight_bytes = sum(s.nbytes for s in graph.storages if s.kind == "parameter")
+    found = set()
     for call in graph.calls:
         if call.op in ("conv2d", "relu") and call.covered >= 0 and call.operands and call.results:
             x, y = (graph.storages[graph.values[v].storage].nbytes for v in (call.operands[0], call.results[0]))
-            found[call.covered] = Headroom(x, later[call.index] - 2 * x - y, weights)
-    return found
+            if later[call.index] - 2 * x - y >= weight_bytes:
+                found.add(call.covered)
+    return frozenset(found)
 
 
 def _kept_later(graph: SavedGraph, plan: Plan) -> list[int]:

@@ -121,15 +121,10 @@ def check_capture(plan: Plan | None, ready: bool) -> None:
 
 def check_mode(plan: Plan, training: bool) -> None:
     """Raise PlanMismatchError for a plan with a budget in the mode that it was not made for."""
-    if plan.budget_bytes is not None and training is not plans_training(plan):
+    if plan.budget_bytes is not None and training is not plan.contract.training:
         planned, now = ("evaluation", "training") if training else ("training", "evaluation")
         remedy = f"call model.{'eval' if training else 'train'}(), plan in this mode, or leave gradients off"
         raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode with gradients on", remedy)
-
-
-def plans_training(plan: Plan | None) -> bool:
-    """Whether the forwards that are compressed are in training mode."""
-    return plan is None or plan.contract.training
 
 
 def shapes(args: tuple, kwargs: dict) -> Shapes:

@@ -29,7 +29,7 @@ from gistkit.ir import (
 )
 from gistkit.planning.forms import default_form, intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
-from gistkit.runtime.program.joint_gradients import Headroom, headrooms
+from gistkit.runtime.program.joint_gradients import roomy_calls
 from gistkit.runtime.program.timetable import Timetable, timetable
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
@@ -116,8 +116,8 @@ class Program:
         self.gaps, self.within = self._saves()
 
     @cached_property
-    def headrooms(self) -> dict[int, Headroom]:
-        return headrooms(self.graph, self.plan)
+    def roomy_calls(self) -> frozenset[int]:
+        return roomy_calls(self.graph, self.plan)
 
     @cached_property
     def times(self) -> Timetable | None:

@@ -27,7 +27,7 @@ from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, 
 from gistkit.runtime.recompute.replay import RecomputedBody, Segment
 from gistkit.runtime.signature import autocast_now
 from gistkit.runtime.stash.stash import whole
-from gistkit.runtime.stash.verify import Digest
+from gistkit.runtime.stash.verify import digest
 
 Hold = Callable[[torch.Tensor, int], Kept]
 Refuse = Callable[[int, str], None]
@@ -134,15 +134,15 @@ class Tape:
             return DIFFERS
         body = self._segments[plan.index].body(storage, 2 * now.number + after, x)
         if known is None:
-            body.check = self._when_back(Digest(whole(x.detach())), key, storage)
+            body.check = self._when_back(digest(whole(x)), key, storage)
         return body
 
-    def _when_back(self, digest: Digest, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
+    def _when_back(self, expected: int, key: tuple, storage: int) -> Callable[[torch.Tensor], None]:
         verified, refuse = self._verified, self._refuse
         assert verified is not None
 
         def check(values: torch.Tensor) -> None:
-            verified[key] = digest.matches(values)
+            verified[key] = digest(values) == expected
             if not verified[key]:
                 refuse(storage, DIFFERS)
                 raise GistError(

@@ -16,19 +16,6 @@ from gistkit.runtime.offload.host_memory import pinned
 PINNED_SLOTS = 64
 
 
-class Known:
-    """A count that the host has."""
-
-    def __init__(self, value: int) -> None:
-        self._value = value
-
-    def ready(self) -> int:
-        return self._value
-
-    def wait(self) -> int:
-        return self._value
-
-
 class PinnedCounts:
     """Counts of one CUDA stream through pinned int64 slots, with an event each.
 
@@ -81,7 +68,6 @@ class PinnedTicket:
         self._free.append((self.slot, self._event))
 
 
-Ticket = PinnedTicket | Known
 Stream = tuple[int, int] | None
 """A device's number and its stream's; None on a CPU."""
 

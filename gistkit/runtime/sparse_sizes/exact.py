@@ -17,9 +17,6 @@ runs ahead of the device. ``bounded`` fixes that: before another scratch is made
 one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
 
 While a CUDA graph is captured no count reaches the host, so nothing is encoded in a sparse form and nothing is settled.
-
-Under a plan that promises a budget an encoding brings its own way of settling (``settle``): packed, what is denser than
-planned may be larger than there is room for (:mod:`gistkit.runtime.program.density_excess`).
 """
 
 from __future__ import annotations
@@ -35,28 +32,25 @@ import torch
 
 from gistkit.codecs import Codec, Encoded, Sparse
 from gistkit.kernels import bits_of, capturing, flat
-from gistkit.runtime.sparse_sizes.counts import Known, PinnedCounts, Stream, Ticket, is_current, stream_of
+from gistkit.runtime.sparse_sizes.counts import PinnedCounts, PinnedTicket, Stream, is_current, stream_of
 from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
 BY_COUNT = "how codes of {} are packed depends on their number"
-Settle = Callable[[Encoded, int], None]
-"""What becomes of a pending encoding when its count is known."""
 
 
 class Counting(NamedTuple):
     """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
 
-    ``settle`` gives the way of settling, None where that is gone. ``spilled``: the bytes beyond the forecast of so many
-    stored elements. ``number``: how many encodings began before it. ``why``: why it holds a scratch (empty: it was
-    packed within a forecast).
+    ``spilled``: the bytes beyond the forecast of so many stored elements. ``number``: how many encodings began before
+    it. ``why``: why it holds a scratch (empty: it was packed within a forecast).
     """
 
     encoded: weakref.ref[Encoded]
-    settle: Callable[[], Settle | None]
-    ticket: Ticket
+    form: Sparse
+    ticket: PinnedTicket
     elements: int
     forecast: Forecast | None
     spilled: Callable[[int], int]
@@ -66,9 +60,9 @@ class Counting(NamedTuple):
 
     def arrived(self, total: int) -> bool:
         """Take the count in; whether anybody still wants the encoding."""
-        encoded, settle = self.encoded(), self.settle()
-        if encoded is not None and settle is not None:
-            settle(encoded, total)
+        encoded = self.encoded()
+        if encoded is not None:
+            self.form.settle(encoded, total)
         self.tell(total)
         return encoded is not None
 
@@ -122,21 +116,19 @@ class ExactPacker:
         x: torch.Tensor,
         forecast: Forecast | None = None,
         most_bytes: float = math.inf,
-        settle: weakref.WeakMethod[Settle] | None = None,
     ) -> Encoded | None:
         """The encoding of x, pending where its size is not known yet; None where it would take more than
         ``most_bytes`` by its forecast, and while a CUDA graph is captured.
 
         First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
         ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
-        the count has arrived. ``settle`` is called in place of :meth:`Sparse.settle`, in whatever thread encodes then,
-        and the forecast, where there is one, only told. Raises what :meth:`Codec.encode` raises.
+        the count has arrived. Raises what :meth:`Codec.encode` raises.
         """
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
         if capturing():
             return None
-        capacity, why = self._capacity(form, x, forecast if settle is None else None)
+        capacity, why = self._capacity(form, x, forecast)
         if capacity and form.within_bytes(x.numel(), x.dtype, capacity) > most_bytes:
             return None
         with self._lock:
@@ -151,8 +143,7 @@ class ExactPacker:
             if encoded.pending:
                 stream = stream_of(x)
                 ticket = self._transports[stream].send(form.total(encoded))
-                way = settle or (lambda: form.settle)
-                item = (way, ticket, encoded.numel, forecast, lambda _: 0, stream, self._sent, why)
+                item = (form, ticket, encoded.numel, forecast, lambda _: 0, stream, self._sent, why)
                 self._waiting.append(Counting(weakref.ref(encoded), *item))
         return encoded
 
@@ -171,7 +162,7 @@ class ExactPacker:
         def spilled(total: int) -> int:
             return form.within_bytes(n, dtype, max(total, capacity)) - form.within_bytes(n, dtype, capacity)
 
-        self._within.append(Counting(weakref.ref(encoded), lambda: form.settle, ticket, n, forecast, spilled))
+        self._within.append(Counting(weakref.ref(encoded), form, ticket, n, forecast, spilled))
         return encoded
 
     def encode_for_host(self, form: Codec, x: torch.Tensor) -> Encoded:
@@ -192,11 +183,11 @@ class ExactPacker:
         newest = self._sent - self._lag
         self._settle(lambda item: item.number <= newest, wait)
 
-    def count(self, x: torch.Tensor) -> Ticket:
+    def count(self, x: torch.Tensor) -> PinnedTicket | int:
         """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
         total = torch.count_nonzero(bits_of(flat(x)))
         if self.at_once(x):
-            return Known(int(total))
+            return int(total)
         with self._lock:
             return self._transports[stream_of(x)].send(total)
 

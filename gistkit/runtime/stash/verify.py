@@ -1,21 +1,20 @@
-"""Bits compared in little memory: digests of a tensor's rows, and the blocks that a tensor is looked at in.
+"""Bits compared in little memory: digests of a tensor, and the blocks that it is looked at in.
 
 Under a budget forward has no room for a rebuild beside its original. Forward takes a digest of the bits; the first use
-in backward makes the same digest of what came back, before anybody reads it. A row's digest is a sum of its words times
-random 64-bit weights, modulo 2**64, for one block of columns after the other (multilinear hashing: Carter and Wegman,
-1979); a word that differs goes unseen with a chance of at most 2**-33, and one in its low half with 2**-49.
+in backward makes the same digest of what came back, before anybody reads it. A digest is a sum of the words times
+random 64-bit weights, modulo 2**64, for one block after the other (multilinear hashing: Carter and Wegman, 1979); a
+word that differs goes unseen with a chance of at most 2**-33, and one in its low half with 2**-49.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 import torch
 
 from gistkit.ir import WORD_BYTES, part_bytes
 from gistkit.kernels import flat, is_dense
-from gistkit.runtime.stash.stash import Rows
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _LARGEST_WORD = 8
@@ -49,67 +48,18 @@ def blocks(x: torch.Tensor, nbytes: int) -> Iterator[Block]:
         yield tuple(slice(i, min(i + step, n)) for i, step, n in zip(first, steps, x.shape, strict=True))
 
 
-class Digest:
-    """The digests of a tensor's rows, where its rows lie one after the other, else of all of it, as of a flat one;
-    kept on the host.
-
-    Making and comparing synchronise with the device."""
-
-    def __init__(self, x: torch.Tensor) -> None:
-        in_order = x.dim() > 1 and x.numel() > 0 and x.stride(0) * x.shape[0] == x.numel()
-        self.rows = x.shape[0] if in_order else 1
-        self._columns = max(1, part_bytes(x.numel() * x.element_size()) // WORD_BYTES // self.rows)
-        self._words = _words(x, self.rows, self._columns)
-
-    def matches(self, values: torch.Tensor, rows: Rows = None) -> bool:
-        """Whether values are bit for bit those of the tensor, or of its rows start to stop; of its memory order."""
-        values = values if is_dense(values) else values.contiguous()
-        if rows is None:
-            return _words(values, self.rows, self._columns) == self._words
-        start, stop = rows
-        return _words(values, stop - start, self._columns) == self._words[start:stop]
-
-
 @torch.no_grad()
-def _words(x: torch.Tensor, rows: int, columns: int) -> list[int]:
-    """The digests of x (dense) seen as so many rows, ``columns`` at a time."""
-    bits = flat(x.detach()).view(_INTEGERS[x.element_size()]).view(rows, -1) if x.numel() else x.new_empty(rows, 0)
+def digest(x: torch.Tensor) -> int:
+    """The digest of x's bits, in memory order. Synchronises with the device."""
+    if not x.numel():
+        return 0
+    bits = flat(x.detach() if is_dense(x) else x.detach().contiguous()).view(_INTEGERS[x.element_size()])
+    columns = max(1, part_bytes(x.numel() * x.element_size()) // WORD_BYTES)
     generator = torch.Generator().manual_seed(0x6715)
     weights = torch.randint(-(2**63), 2**63 - 1, (columns,), generator=generator).to(x.device)
-    total = torch.zeros(rows, dtype=torch.int64, device=x.device)
-    for start in range(0, bits.shape[1], columns):
-        part = bits[:, start : start + columns].to(torch.int64, copy=True)
-        total.mul_(_NEXT_BLOCK).add_(part.mul_(weights[: part.shape[1]]).sum(1))
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    for start in range(0, len(bits), columns):
+        part = bits[start : start + columns].to(torch.int64, copy=True)
+        total.mul_(_NEXT_BLOCK).add_(part.mul_(weights[: len(part)]).sum())
         del part
-    return total.tolist()
-
-
-class Trial:
-    """Rebuilds a tensor (or rows of it) in the first of several ways that is exact, and hands nothing on that is not.
-    ``found`` is called with the way that gave all rows exactly; or with None where none does, and must raise then."""
-
-    def __init__(
-        self, ways: list[Callable[[Rows], torch.Tensor]], digest: Digest, found: Callable[[int | None], None]
-    ) -> None:
-        self._ways, self._digest, self._found = ways, digest, found
-        self._at = 0
-        self._exact: set[int] = set()
-
-    def dense(self, rows: Rows = None) -> torch.Tensor:
-        """The tensor or rows of it, exact."""
-        if len(self._exact) == self._digest.rows:
-            return self._ways[self._at](rows)
-        # a digest of a tensor whose rows are scattered is one of all of it
-        part = rows if self._digest.rows > 1 else None
-        while self._at < len(self._ways):
-            values = self._ways[self._at](part)
-            if self._digest.matches(values, part):
-                self._exact.update(range(*(part or (0, self._digest.rows))))
-                if len(self._exact) == self._digest.rows:
-                    self._found(self._at)
-                return values if part == rows or rows is None else values[slice(*rows)]
-            del values
-            self._at += 1
-            self._exact.clear()
-        self._found(None)
-        raise AssertionError("found() must raise where no way is exact")
+    return int(total)

@@ -11,7 +11,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.stash.verify import same_bits
 from tests.support.models import Call
-from tests.support.peaks import held_step, least_bytes
+from tests.support.peaks import least_bytes
 
 
 class Square(torch.autograd.Function):
@@ -43,21 +43,20 @@ class Between(torch.autograd.Function):
 
 
 GENERATOR = torch.Generator()
-RANDOM = {
-    "dropout": F.dropout,
-    "dropout2d": F.dropout2d,
-    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, True),
-    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.3, True),
-    "rrelu": lambda x: F.rrelu(x, training=True),
-    "bernoulli": lambda x: x * torch.bernoulli(torch.sigmoid(x).detach()),
-    "rand_like": lambda x: x + torch.rand_like(x),
-    "uniform_": lambda x: x * torch.empty_like(x).uniform_(),
-    "randperm": lambda x: x[:, torch.randperm(x.shape[1])],
-    "gumbel_softmax": lambda x: F.gumbel_softmax(x, dim=1),
-    "a generator": lambda x: x * torch.randn(x.shape, generator=GENERATOR),
-    "an own generator": lambda x: x * torch.randn(x.shape, generator=torch.Generator().manual_seed(3)),
-}
-FUNCTIONS = {"Square": Square.apply, "Between": Between.apply}
+RANDOM = [
+    F.dropout,
+    F.dropout2d,
+    lambda x: F.alpha_dropout(x, 0.3, True),
+    lambda x: F.feature_alpha_dropout(x, 0.3, True),
+    lambda x: F.rrelu(x, training=True),
+    lambda x: x * torch.bernoulli(torch.sigmoid(x).detach()),
+    lambda x: x + torch.rand_like(x),
+    lambda x: x * torch.empty_like(x).uniform_(),
+    lambda x: x[:, torch.randperm(x.shape[1])],
+    lambda x: F.gumbel_softmax(x, dim=1),
+    lambda x: x * torch.randn(x.shape, generator=GENERATOR),
+    lambda x: x * torch.randn(x.shape, generator=torch.Generator().manual_seed(3)),
+]
 
 
 def network(*layers):
@@ -93,43 +92,29 @@ def assert_carried_out(model, **words):
     return made
 
 
-@pytest.mark.parametrize("kind", RANDOM)
-def test_random_calls_in_a_segment_draw_the_same_numbers(kind):
-    made = assert_carried_out(network(Call(RANDOM[kind])), policy="checkpoint", budget="95%")
+@pytest.mark.parametrize("kinds", [RANDOM[0::3], RANDOM[1::3], RANDOM[2::3]])
+def test_random_calls_in_a_segment_draw_the_same_numbers(kinds):
+    made = assert_carried_out(network(*map(Call, kinds)), policy="checkpoint", budget="95%")
     assert sum(d.codec == "recompute" for d in made.decisions) >= 3
 
 
-@pytest.mark.parametrize("kind", FUNCTIONS)
-def test_custom_functions_in_a_segment(kind):
-    made = assert_carried_out(network(Call(FUNCTIONS[kind])), policy="checkpoint", budget="95%")
+def test_custom_functions_in_a_segment():
+    made = assert_carried_out(network(Call(Square.apply), Call(Between.apply)), policy="checkpoint", budget="95%")
     assert sum(d.codec == "recompute" for d in made.decisions) >= 3
 
 
 def test_running_statistics_are_written_once():
-    for norm in (nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.BatchNorm2d(8)):
-        assert_carried_out(network(norm), policy="checkpoint", budget="100%")
-
-
-def test_what_goes_at_once_takes_no_other_decision():
-    # sigmoid saves its result for a node that goes with the detach: it was held under the next one's decision
-    x, y = batch()
-    model = network(Call(RANDOM["bernoulli"]))
-    made = gistkit.plan(model, x, y, loss_fn=F.cross_entropy)
-    twin = gistkit.compress(model, made)
-    with gistkit.LiveBytes() as live:
-        live.track(twin, x, y)
-        held_step(twin, F.cross_entropy, x, y)
-    assert live.peak_bytes == made.peak_bytes
+    norms = nn.InstanceNorm2d(8, affine=True, track_running_stats=True), nn.BatchNorm2d(8)
+    assert_carried_out(network(*norms), policy="checkpoint", budget="100%")
 
 
 def loss(y, _):
     return y.square().mean()
 
 
-@pytest.mark.parametrize("kind", [nn.ReLU6, nn.Hardswish, nn.SiLU])
-def test_the_least_lossy_budget_is_planned_without_it(kind):
+def test_the_least_lossy_budget_is_planned_without_it():
     torch.manual_seed(0)
-    layers = (nn.Conv2d(8, 8, 3), kind(), nn.Conv2d(8, 8, 3), kind(inplace=True), nn.Conv2d(8, 8, 3))
+    layers = (nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3), nn.Hardswish(inplace=True), nn.Conv2d(8, 8, 3))
     model, x, y = nn.Sequential(*layers), torch.randn(6, 8, 24, 24), torch.zeros(6)
     words = {"loss_fn": loss, "lossy": "fp8"}
     plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **words), **words)

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parametrizations
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
@@ -34,9 +33,7 @@ class Head(nn.Module):
         features = self.body(x)
         out = self.head(features)
         return {
-            "alone": lambda: out,
             "features": lambda: {"out": out, "features": features},
-            "clipped": lambda: F.relu(out),
             "in place": lambda: [F.relu_(out)],
             "views": lambda: (out[:, 1:], x[:, 1:], next(self.parameters()).view(-1)),
             "unread": lambda: (out, torch.sigmoid(F.relu(self.head(features))) * 2),
@@ -62,8 +59,8 @@ def peaks(model, loss_fn, x, y):
 
 
 def assert_kept(model, loss_fn, x, y):
-    """The plain step to the byte; the least budget and one in the middle kept, and predicted to the byte but for the
-    first step's comparing."""
+    """The plain step to the byte; the least budget kept, and predicted to the byte but for the first step's
+    comparing."""
     ask = {"loss_fn": loss_fn, "density": 1.0}
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
     costs = cost_table(graph, hardware("cpu"), density=1.0)
@@ -71,16 +68,14 @@ def assert_kept(model, loss_fn, x, y):
     plain = gistkit.plan(model, x, y, policy="plain", **ask)
     assert measured == [plain.peak_bytes] * 2
     least = least_bytes(model, x, y, **ask)
-    for budget in (least, (least + plain.peak_bytes) // 2):
-        plan = gistkit.plan(model, x, y, budget=budget, **ask)
-        grads, measured = peaks(gistkit.compress(copy.deepcopy(model), plan), loss_fn, x, y)
-        assert max(measured) <= plan.peak_bytes <= budget
-        assert measured[1] == steady_peak_bytes(graph, plan, costs)
-        assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
-    return least, plain.peak_bytes
+    plan = gistkit.plan(model, x, y, budget=least, **ask)
+    grads, measured = peaks(gistkit.compress(copy.deepcopy(model), plan), loss_fn, x, y)
+    assert max(measured) <= plan.peak_bytes <= least
+    assert measured[1] == steady_peak_bytes(graph, plan, costs)
+    assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
 
 
-@pytest.mark.parametrize("kind", ["alone", "features", "clipped", "in place", "views", "unread"])
+@pytest.mark.parametrize("kind", ["features", "in place", "views", "unread"])
 def test_outputs_are_held_until_the_step_ends(kind):
     torch.manual_seed(0)
     assert_kept(Head(kind), first_of, torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16)))
@@ -90,10 +85,9 @@ def test_outputs_are_held_until_the_step_ends(kind):
     ("policy", "on"),
     [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", "titanx"), ("cdma", "titanx")],
 )
-@pytest.mark.parametrize("kind", ["features", "unread"])
-def test_policies_of_papers_leave_outputs_to_the_loop(policy, on, kind):
+def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
     torch.manual_seed(0)
-    model, x, y = Head(kind), torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16))
+    model, x, y = Head("unread"), torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16))
     plan = gistkit.plan(model, x, y, policy=policy, loss_fn=first_of, density=1.0, hardware=on)
     expected, _ = peaks(copy.deepcopy(model), first_of, x, y)
     grads, measured = peaks(gistkit.compress(model, plan), first_of, x, y)
@@ -101,7 +95,7 @@ def test_policies_of_papers_leave_outputs_to_the_loop(policy, on, kind):
     assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
 
 
-@pytest.mark.parametrize("first", [conv(32, 8), conv(64, 4, 1), nn.Sequential(nn.ReLU(), conv(32, 8))])
+@pytest.mark.parametrize("first", [conv(64, 4, 1), nn.Sequential(nn.ReLU(), conv(32, 8))])
 def test_a_gradient_of_the_input_is_counted(first):
     torch.manual_seed(0)
     width = next(m for m in first.modules() if isinstance(m, nn.Conv2d))
@@ -125,18 +119,8 @@ def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
         gistkit.step(gistkit.compress(model, plan), F.cross_entropy, x.detach(), y)
 
 
-class Standardised(nn.Conv2d):
-    """A convolution whose weight is made in the step."""
-
-    def forward(self, x):
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return F.conv2d(x, weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5), self.bias, self.stride, self.padding)
-
-
 FROZEN = {
     "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
-    "all but biases": lambda name: name.endswith("weight"),
-    "all biases": lambda name: name.endswith("bias"),
     "all but the last": lambda name: not name.startswith("7."),
     "all but the first": lambda name: name != "0.weight",
 }
@@ -151,22 +135,6 @@ def test_frozen_parts(part):
         parameter.requires_grad_(not FROZEN[part](name))
     # weights are larger than maps, so that a gradient that nobody asked for shows
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda i, o: parametrizations.weight_norm(conv(i, o)),
-        lambda i, o: parametrizations.spectral_norm(conv(i, o)),
-        lambda i, o: Standardised(i, o, 3, padding=1),
-    ],
-    ids=["weight norm", "spectral norm", "standardised"],
-)
-def test_weights_that_are_made_in_the_step(made):
-    torch.manual_seed(0)
-    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), parametrizations.weight_norm(nn.Linear(64, 5))]
-    model = nn.Sequential(made(3, 64), nn.ReLU(), made(64, 64), nn.ReLU(), *tail)
-    assert_kept(model, F.cross_entropy, torch.randn(4, 3, 16, 16), torch.arange(4))
 
 
 class Repeated(nn.Module):
@@ -184,20 +152,18 @@ class Repeated(nn.Module):
 
 
 @pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
-@pytest.mark.parametrize(("width", "times"), [(16, 2), (128, 5)])
-def test_one_that_is_used_several_times_keeps_a_budget(width, times, fidelity):
+def test_one_that_is_used_several_times_keeps_a_budget(fidelity):
     """Its weight's gradients are summed when the node that made them has let go of its bias's."""
-    model, x, y = Repeated(width, times), torch.randn(64, width), torch.arange(64) % 3
+    model, x, y = Repeated(64, 4), torch.randn(32, 64), torch.arange(32) % 3
     asked = {"loss_fn": F.cross_entropy, "fidelity": fidelity, "density": 1.0}
     lowest = least_bytes(model, x, y, **asked)
     held_step(model, F.cross_entropy, x, y)
-    for budget in (lowest, int(1.1 * lowest)):
-        plan = gistkit.plan(model, x, y, budget=budget, **asked)
-        twin = gistkit.compress(copy.deepcopy(model), plan)
-        in_parts = plan.sub_batches > 1
-        step = gistkit.step if in_parts else held_step
-        peaks = peaks_of_steps(twin, lambda t=twin, s=step: s(t, F.cross_entropy, x, y), x, y)
-        assert max(peaks) <= plan.peak_bytes <= budget
-        if not in_parts:
-            pairs = zip(model.parameters(), twin.parameters(), strict=True)
-            assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    plan = gistkit.plan(model, x, y, budget=lowest, **asked)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    in_parts = plan.sub_batches > 1
+    step = gistkit.step if in_parts else held_step
+    peaks = peaks_of_steps(twin, lambda: step(twin, F.cross_entropy, x, y), x, y)
+    assert max(peaks) <= plan.peak_bytes <= lowest
+    if not in_parts:
+        pairs = zip(model.parameters(), twin.parameters(), strict=True)
+        assert all(torch.equal(a.grad, b.grad) for a, b in pairs)

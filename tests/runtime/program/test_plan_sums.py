@@ -1,7 +1,6 @@
 """Plans that sum in another order, by slices and by sub-batches: what of it can differ, and by how much."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import gistkit
 from gistkit.errors import PlanMismatchError
 from gistkit.ir.contract import Contract
 from gistkit.ir.plan import CallChoice, Decision
-from tests.support.plan_cases import Shared, captured, data, hosted, loss_of, made
+from tests.support.plan_cases import Shared, captured, data, loss_of, made
 from tests.support.sums import Operands, assert_reordered_only
 
 
@@ -22,26 +21,6 @@ def measured(model, run):
     with Operands(model) as operands:
         loss = run(model)
     return loss.detach(), {n: p.grad for n, p in model.named_parameters()}, operands
-
-
-def test_slices_are_those_of_each_call():
-    model, (x, y) = Shared().train(), data()
-    graph, _ = captured(model, x, y)
-    relu = replace(hosted(graph, "relu", "zvc"), place="device", release=-1, prefetch=-1)
-
-    def run(m):
-        loss = loss_of(m(x), y)
-        loss.backward()
-        return loss
-
-    plain = measured(copy.deepcopy(model), run)
-    for covered, name in ((0, "first"), (2, "a"), (3, "b")):
-        plan = made(graph, [relu], CallChoice(covered, "conv2d", weight_grad_slices=4), fidelity="reassociated")
-        found = measured(gistkit.compress(copy.deepcopy(model), plan), run)
-        changed = {n for n, g in found[1].items() if not torch.equal(g, plain[1][n])}
-        assert changed and changed <= {f"{name}.weight", f"{name}.bias"}
-        assert torch.equal(found[0], plain[0])
-        assert_reordered_only(model, plain[2], found[2], plain[1], found[1])
 
 
 class Deep(nn.Module):
@@ -59,8 +38,7 @@ class Deep(nn.Module):
         return self.convs(x)
 
 
-@pytest.mark.parametrize("slices", [1, 4])
-@pytest.mark.parametrize(("rows", "parts"), [(4, 1), (4, 2), (8, 4)])
+@pytest.mark.parametrize(("rows", "parts", "slices"), [(4, 1, 1), (4, 2, 1), (8, 4, 4)])
 def test_whole_plans_only_reorder_sums(rows, parts, slices):
     # parts of 2 rows: means weighted by powers of two, and the kernels for several rows, so that rows keep their bits
     model, (x, y) = Deep().train(), data()
@@ -75,8 +53,10 @@ def test_whole_plans_only_reorder_sums(rows, parts, slices):
     )
     fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(rows)}
     plan = made(graph, decisions, *choices, **fields)
-    plain = measured(copy.deepcopy(model), lambda m: gistkit.step(m, loss_of, x, y))
-    found = measured(gistkit.compress(copy.deepcopy(model), plan), lambda m: gistkit.step(m, loss_of, x, y))
+    plain = measured(copy.deepcopy(model), lambda m: gistkit.step(m, loss_of, x, y, verify=False))
+    found = measured(
+        gistkit.compress(copy.deepcopy(model), plan), lambda m: gistkit.step(m, loss_of, x, y, verify=False)
+    )
     assert_reordered_only(model, plain[2], found[2], plain[1], found[1])
     if parts == slices == 1:
         assert all(torch.equal(plain[1][n], g) for n, g in found[1].items())
@@ -90,7 +70,7 @@ def test_sub_batches_are_taken_by_step():
     text = r"at most 2 rows \(a batch of 4 in 2 sub-batches\), got one of 4 rows; call gistkit.step\(model, loss_fn,"
     with pytest.raises(PlanMismatchError, match=text):
         twin(x)
-    found = measured(twin, lambda m: gistkit.step(m, loss_of, x, y))
-    whole = measured(model, lambda m: gistkit.step(m, loss_of, x, y))
+    found = measured(twin, lambda m: gistkit.step(m, loss_of, x, y, verify=False))
+    whole = measured(model, lambda m: gistkit.step(m, loss_of, x, y, verify=False))
     assert [len(t) for t in found[2].inputs["first"]] == [2, 2]
     assert_reordered_only(model, whole[2], found[2], whole[1], found[1])

@@ -2,7 +2,6 @@
 
 import copy
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,22 +15,8 @@ from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
 from tests.support.predicted import steady_peak_bytes
-from tests.support.recompute_cases import Chain, between, captured, chain, measured
+from tests.support.recompute_cases import Chain, captured, measured
 from tests.support.training import assert_same, batches
-
-
-@pytest.mark.parametrize("form", [("zvc", "device"), ("dense", "host"), ("zvc", "host")])
-def test_sources_in_other_forms(form):
-    codec, place = form
-    model, data = chain(), batches(3, 4, 8)
-    graph, costs = captured(model, *data[0])
-    found = between(graph, costs)
-    (source,) = next(d.sources for d in found.decisions if d.codec == "recompute")
-    plan = replace(found, decisions=(*found.decisions, Decision(source, codec, place)))
-    twin = gistkit.compress(copy.deepcopy(model), plan)
-    assert_same(model, twin, data)
-    codecs = [r.codec for r in gistkit.report(twin).stats.rows]
-    assert codec in codecs and codecs.count("recompute") == len(found.decisions)
 
 
 class Residual(nn.Module):
@@ -48,7 +33,7 @@ class Residual(nn.Module):
         return F.max_pool2d(torch.relu(y * 2), 3, 1, 1) if self.pool else y
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_beside_the_moves_of_another_policy(seed):
     torch.manual_seed(0)
     parts = [Residual(pool=i % 2 == 0) for i in range(4)]
@@ -84,8 +69,7 @@ class Normed(nn.Module):
         return self.d(F.relu(self.c(F.adaptive_avg_pool2d(x, 2).flatten(1).float())))
 
 
-@pytest.mark.parametrize("batch", [8, 64])
-@pytest.mark.parametrize("words", [{}, {"budget": "100%"}], ids=str)
+@pytest.mark.parametrize(("words", "batch"), [({}, 8), ({"budget": "100%"}, 64)], ids=str)
 def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
     torch.manual_seed(0)
     model, x, y = Normed(), torch.randn(batch, 3, 16, 16), torch.randint(10, (batch,))

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.support.tensors import float_values, plain_nan, same_bits, tensors
 
 SPARSE = [name for name, c in CODECS.items() if isinstance(c, Sparse)]
-law = settings(deadline=None, max_examples=20, derandomize=True)
+law = settings(deadline=None, max_examples=5, derandomize=True)
 
 
 SLOTS = cycle(torch.zeros(10_000, dtype=torch.int64).unbind())
@@ -147,33 +148,16 @@ def test_what_nobody_wants_any_more_goes_with_its_scratch():
     assert ticket() is None
 
 
-class Settles:
-    """Something that settles its encoding in its own way, and holds it."""
-
-    def __init__(self, p: ExactPacker, x: torch.Tensor) -> None:
-        self.totals: list[int] = []
-        self.encoded = p.encode(CODECS["zvc"], x, settle=weakref.WeakMethod(self.settle))
-
-    def settle(self, encoded: Encoded, total: int) -> None:
-        assert encoded is self.encoded
-        self.totals.append(total)
-
-
-def test_a_way_of_settling_that_an_encoding_brings_is_taken_and_not_held():
-    p, counts = packer(lag=1, bounded=True)
-    mine = Settles(p, sparse_tensor())
-    p.encode(CODECS["zvc"], sparse_tensor(1))
-    assert mine.totals == [counts.tickets[0].total] and mine.encoded.pending and waiting(p) == 0
-    mine = Settles(p, sparse_tensor())
-    scratch = weakref.ref(mine.encoded.payload[2])
-    del mine
-    assert scratch() is None and waiting(p) == 0
-
-
-def test_cpu_tensors_and_fixed_sizes_need_no_transport():
-    p = ExactPacker()
-    x = sparse_tensor()
-    assert not p.encode(CODECS["zvc"], x).pending and p.poll() == 0 and waiting(p) == 0
-    late, counts = packer()
-    assert not late.encode(CODECS["mask1"], x).pending and not late.encode(CODECS["fp8"], x).pending
-    assert not late.encode(CODECS["zvc"], x[:0]).pending and not counts.tickets
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scratch_and_packing_take_what_they_declare(name, dtype):
+    n = 70_000
+    form, x = CODECS[name], torch.relu(float_values(n, dtype, 0, 0.3, False))
+    with LiveBytes() as live:
+        encoded = form.begin(x)
+        assert encoded.nbytes == live.current_bytes == form.scratch_bytes(n, dtype)
+        total = int(form.total(encoded))
+        live.reset_peak()
+        form.settle(encoded, total)
+    most = form.scratch_bytes(n, dtype) + form.packing_bytes(total, dtype) + encoded.nbytes
+    assert live.peak_bytes <= most and live.current_bytes == encoded.nbytes

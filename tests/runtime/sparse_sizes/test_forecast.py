@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -59,7 +57,7 @@ def share_of(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", WITHIN)
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(deadline=None, max_examples=6, derandomize=True)
 @given(x=tensors(), share=st.floats(0, 1))
 def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(name, x, share):
     host, codec = Host(), SPARSE[name]
@@ -73,33 +71,6 @@ def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(n
         stored = codec.encode(x).nonzeros
         assert stored == encoded.nonzeros and host.told[0][0] == stored / x.numel()
         assert (host.told[0][1] > 0) == (encoded.state()[2] is not None)
-
-
-def test_what_was_as_forecast_gives_the_hosts_memory_back_when_the_count_says_so():
-    host, x = Host(), values()
-    encoded = host.encode("zvc", x, share_of(x))
-    capacity = SPARSE["zvc"].capacity(N, share_of(x) + MARGIN)
-    assert encoded.pending and encoded.nbytes == SPARSE["zvc"].within_bytes(N, x.dtype, capacity)
-    assert lent_bytes(host.spill) > 0 and waiting(host.packer) == 0
-    host.arrive()
-    host.packer.poll()
-    assert host.told == [(share_of(x), 0)] and encoded.state()[2] is None and lent_bytes(host.spill) == 0
-
-
-def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
-    host, x = Host(), values()
-    encoded, codec = host.encode("csr", x, 0.2), SPARSE["csr"]
-    host.arrive()
-    host.packer.poll()
-    stored, capacity = int((x != 0).sum()), codec.capacity(N, 0.2 + MARGIN)
-    assert encoded.state()[2] is not None and host.told == [(stored / N, (stored - capacity) * 5)]
-    assert lent_bytes(host.spill) > 0 and same_bits(codec.decode(encoded), x)
-    del encoded
-    assert lent_bytes(host.spill) == 0
-    again = host.encode("csr", x, host.told[0][0])
-    host.arrive()
-    host.packer.poll()
-    assert again.state()[2] is None
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -143,20 +114,6 @@ def test_without_host_memory_it_is_waited_for_and_says_so():
     assert none.packer.waits == {NO_MEMORY: 1} and not held[0].pending
 
 
-@pytest.mark.parametrize("share", [None, 0.6])
-def test_a_count_is_learnt_when_its_encoding_is_long_dead_and_holds_nothing(share):
-    host, x = Host(bounded=True), values()
-    encoded = host.encode("zvc", x, share)
-    tensors_held = [weakref.ref(t) for t in encoded.payload]
-    del encoded
-    gc.collect()
-    assert not any(ref() is not None for ref in tensors_held) and lent_bytes(host.spill) == 0
-    assert host.packer.poll() == 0 and host.told == []
-    host.arrive()
-    assert host.packer.poll() == 0 and host.told == [(share_of(x), 0)]
-    assert host.packer.poll() == 0 and len(host.told) == 1 and host.waited == 0
-
-
 def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     host, x = Host(), values()
     encoded = host.encode("zvc", x, 0.1)
@@ -173,7 +130,7 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     assert host.packer.poll() == 1 and encoded.state()[2] is not None
 
 
-@settings(deadline=None, max_examples=25, derandomize=True)
+@settings(deadline=None, max_examples=10, derandomize=True)
 @given(data=st.data())
 def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(data):
     host, held, sent = Host(bounded=True, lag=3), {}, 0
@@ -220,7 +177,7 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
     readers = [threading.Thread(target=backward) for _ in range(2)]
     for reader in readers:
         reader.start()
-    for i in range(80):
+    for i in range(30):
         name, x = WITHIN[i % len(WITHIN)], values(i, n=20_000)
         encoded = host.encode(name, x, 0.1 if i % 3 else 0.6)
         held.append((name, encoded, SPARSE[name].decode(SPARSE[name].encode(x))))
@@ -233,4 +190,4 @@ def test_backwards_in_other_threads_see_one_state_or_the_other():
         reader.join()
     held.clear()
     host.packer.poll()
-    assert not wrong and lent_bytes(host.spill) == 0 and waiting(host.packer) == 0 and len(host.told) == 80
+    assert not wrong and lent_bytes(host.spill) == 0 and waiting(host.packer) == 0 and len(host.told) == 30

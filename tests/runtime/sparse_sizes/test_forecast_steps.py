@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 
 import pytest
 import torch
@@ -17,12 +16,12 @@ from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, ExactPacker
 from gistkit.runtime.sparse_sizes.forecast import MARGIN
-from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
+from gistkit.runtime.sparse_sizes.spill import Spill
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
 
-BATCH, SIZE, WIDTH, LAYERS = 4, 32, 16, 9
+BATCH, SIZE, WIDTH, LAYERS = 4, 32, 16, 7
 SCRATCH_BYTES = CODECS["zvc"].scratch_bytes(BATCH * WIDTH * SIZE**2, torch.float32)
 
 
@@ -97,10 +96,10 @@ class Trainer:
         return " ".join(gistkit.report(self.model).notes)
 
 
-@pytest.mark.parametrize("behind", [0, 1, 3])
+@pytest.mark.parametrize("behind", [0, 3])
 def test_from_the_second_step_on_nobody_waits_however_late_the_counts(behind):
     trainer, starts, first = Trainer(), [], 0
-    for step in range(8):
+    for step in range(6):
         starts.append(len(trainer.counts.tickets))
         if step > behind:
             for ticket in trainer.counts.tickets[: starts[step - behind]]:
@@ -109,7 +108,7 @@ def test_from_the_second_step_on_nobody_waits_however_late_the_counts(behind):
         if step == 0:
             first = trainer.waited
     assert trainer.waited == first == starts[1] and trainer.packer.waits == {FIRST: first}
-    assert trainer.notes() == "" and len(trainer.counts.tickets) > 7 * first
+    assert trainer.notes() == "" and len(trainer.counts.tickets) > 5 * first
     trainer.arrive()
     gistkit.report(trainer.model)
     assert lent_bytes(trainer.spill) == 0
@@ -158,51 +157,7 @@ def test_a_jump_of_density_goes_through_the_host_once_and_every_bit_is_plains(wh
     assert trainer.notes() == "" and trainer.packer.waits.keys() == {FIRST}
 
 
-def test_a_graph_that_is_retained_while_the_memory_is_elsewhere():
-    """Backward after the count, after other steps, and after the model and its engine are gone."""
-    trainer = Trainer(bias=-0.1)
-    trainer.step(0)
-    trainer.arrive()
-    x, t = torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
-    for model in (trainer.plain, trainer.model):
-        with torch.no_grad():
-            for layer in model:
-                if isinstance(layer, nn.Conv2d):
-                    layer.bias += 0.5
-    want = torch.autograd.grad(F.cross_entropy(trainer.plain(x), t), list(trainer.plain.parameters()))
-    loss, parameters = F.cross_entropy(trainer.model(x), t), list(trainer.model.parameters())
-    assert lent_bytes(trainer.spill) > 0
-    early = torch.autograd.grad(loss, parameters, retain_graph=True)
-    trainer.arrive()
-    trainer.packer.poll()
-    assert lent_bytes(trainer.spill) > 0  # what spilled
-    middle = torch.autograd.grad(loss, parameters, retain_graph=True)
-    trainer.model(x)
-    gistkit.restore(trainer.model)
-    del trainer, model
-    gc.collect()
-    late = torch.autograd.grad(loss, parameters)
-    for grads in (early, middle, late):
-        assert all(same_bits(a, b) for a, b in zip(grads, want, strict=True))
-
-
-def test_restoring_gives_the_hosts_memory_back():
-    trainer = Trainer()
-    for step in range(2):
-        trainer.step(step)
-        trainer.arrive()
-    trainer.packer.poll()
-    assert lent_bytes(trainer.spill) == 0
-    storages = [m.untyped_storage()._weak_ref() for spans in trainer.spill._free.values() for m in spans]
-    gistkit.restore(trainer.model)
-    del trainer
-    gc.collect()
-    assert storages and not any(torch.UntypedStorage._new_with_weak_ptr(s) is not None for s in storages)
-    for s in storages:
-        torch.UntypedStorage._free_weak_ref(s)
-
-
-@pytest.mark.parametrize("lossy", ["fp16", "fp8", "fp10", "fp8s"])
+@pytest.mark.parametrize("lossy", ["fp8", "fp8s"])
 def test_lossy_forms_wait_only_where_packing_depends_on_the_count(lossy):
     torch.manual_seed(0)
     trainer = Trainer(lossy=lossy)
@@ -216,37 +171,8 @@ def test_lossy_forms_wait_only_where_packing_depends_on_the_count(lossy):
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True))
     waits = trainer.packer.waits
     assert any(r.codec == f"zvc+{lossy}" for r in gistkit.report(trainer.model).stats.rows)
-    if lossy in ("fp16", "fp8"):
+    if lossy == "fp8":
         assert waits.keys() == {FIRST} and trainer.notes() == ""
     else:
         why = BY_COUNT.format(f"zvc+{lossy}")
         assert waits.keys() <= {FIRST, why} and f"times so far: {why}" in trainer.notes()
-
-
-def test_a_host_without_memory_is_waited_for_as_in_the_first_step_and_the_report_says_so():
-    trainer = Trainer(limit_bytes=0)
-    for step in range(2):
-        trainer.arrive()
-        trainer.step(step)
-    assert trainer.packer.waits[NO_MEMORY] > 0
-    assert f"times so far: {NO_MEMORY}" in trainer.notes() and trainer.spill.held_bytes == 0
-
-
-def test_what_is_forecast_too_dense_to_pay_is_kept_as_it_is_and_counted_again_some_day():
-    trainer = Trainer(bias=5.0)
-    trainer.engine.steps = 5  # no plan anew before the tenth step
-    for step in range(3):
-        trainer.step(step)
-        trainer.arrive()
-    rows = gistkit.report(trainer.model).stats.rows
-    dense = [r for r in rows if "too dense" in r.reason]
-    assert len(dense) >= LAYERS - 3 and all(r.codec == "dense" for r in dense)
-    sparse, before = sum(r.codec in ("zvc", "csr") for r in rows), len(trainer.counts.tickets)
-    trainer.step(3)
-    assert len(trainer.counts.tickets) == before + sparse
-    trainer.step(4, shift=-5.0)  # the tenth: dense candidates are counted
-    assert len(trainer.counts.tickets) > before + 2 * sparse
-    trainer.arrive()
-    trainer.step(5)
-    trainer.arrive()
-    assert any(r.codec == "zvc" for r in gistkit.report(trainer.model).stats.rows)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from gistkit.ir.returns import digest_bytes
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.stash.verify import Digest, Trial, blocks
+from gistkit.runtime.stash.verify import blocks, digest
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex128]
-few = settings(deadline=None, max_examples=40, derandomize=True)
+few = settings(deadline=None, max_examples=15, derandomize=True)
 
 
 def laid_out(shape, order, dtype=torch.float32, seed=0):
@@ -38,16 +38,16 @@ def test_blocks_cover_a_tensor_once_in_dense_pieces(case, nbytes):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(st.sampled_from([(5, 7, 3, 3), (1, 900), (64, 50), (2000,)]), st.integers(0, 10**6), st.integers(0, 62))
-@settings(deadline=None, max_examples=15, derandomize=True)
+@settings(deadline=None, max_examples=8, derandomize=True)
 def test_a_bit_that_differs_is_seen(dtype, shape, at, bit):
     x = laid_out(shape, list(range(len(shape))), dtype)
-    digest, y = Digest(x), x.clone()
-    assert digest.matches(y)
+    expected, y = digest(x), x.clone()
+    assert digest(y) == expected
     flat = y.view(-1).view(torch.uint8)
     # a bool has one bit
     at, bit = at % flat.numel(), 0 if dtype is torch.bool else bit % 8
     flat[at] ^= 1 << bit
-    assert not digest.matches(y)
+    assert digest(y) != expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool], ids=str)
@@ -57,27 +57,5 @@ def test_a_digest_takes_what_the_planner_counts(shape, dtype):
     with LiveBytes() as live:
         live.track(x)
         there = live.current_bytes
-        Digest(x).matches(x)
+        digest(x)
     assert live.peak_bytes - there <= digest_bytes(there, shape[0])
-
-
-def test_a_trial_takes_the_first_exact_way_and_hands_on_no_other():
-    x, told = torch.randn(4, 100), []
-
-    def way(values):
-        return lambda rows: (values if rows is None else values[slice(*rows)]).clone()
-
-    off = x.clone()
-    off[3, 50] += 1
-    trial = Trial([way(off), way(x)], Digest(x), told.append)
-    assert torch.equal(trial.dense((0, 2)), x[:2]) and told == []  # as far as is known the first is exact
-    assert torch.equal(trial.dense((2, 4)), x[2:]) and told == []
-    assert torch.equal(trial.dense(), x) and told == [1]
-    assert torch.equal(trial.dense((1, 3)), x[1:3]) and told == [1]
-
-    def refuse(number):
-        assert number is None
-        raise ArithmeticError("none is exact")
-
-    with pytest.raises(ArithmeticError, match="none is exact"):
-        Trial([way(off)], Digest(x), refuse).dense()
