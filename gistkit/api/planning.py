@@ -89,7 +89,8 @@ def plan(
     Returns a :class:`gistkit.Plan`. ``peak_bytes`` is the peak, ``step_s`` the seconds of the step with the host's
     share and transfers beside the computation. ``optimal`` is never slower than another policy that fits, is of the
     class and runs under gistkit (all but ``plain``), except those in ``prediction.not_compared``, for which there was
-    no time. ``contract`` says what the plan was made for.
+    no time. ``contract`` says what the plan was made for, ``details["workspace"]``, where the tasks are measured, how
+    much of the convolutions' workspace channels_last would save.
 
     Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
     :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known
@@ -119,7 +120,14 @@ def plan(
     if auto:
         found = assigned(graph, TrialSteps(model, given, targets, loss_fn), max_error, costs.densities)
         narrow, details = found.formats, found.details()
-    made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=narrow, **settings)
+    remedy = "" if times is None else times.workspace_remedy
+    details |= {"workspace": remedy} if remedy else {}
+    try:
+        made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=narrow, **settings)
+    except BudgetError as error:
+        if not remedy:
+            raise
+        raise BudgetError(error.budget_bytes, error.least_bytes, f"{error.remedy}; {remedy}") from None
     made, inputs = replace(made, details={**made.details, **details}), inputs_of(*given)
     contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
     return with_times(replace(made, contract=contract), times)

@@ -41,7 +41,9 @@ from gistkit.capture import (
 from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
-from gistkit.runtime import does_not_fit
+from gistkit.planning.policies import POLICIES
+from gistkit.profiling.memory_formats import channels_last_bytes
+from gistkit.runtime import available_bytes, does_not_fit
 
 _CONV_BACKWARD = torch.ops.aten.convolution_backward.default
 _CONVS = (torch.ops.aten.convolution.default, _CONV_BACKWARD)
@@ -78,7 +80,7 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
     PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
     """
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
-    parts = 1
+    parts = _first_parts(graph, hardware)
     while True:
         rows = -(-batch // parts)
         try:
@@ -104,7 +106,25 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
             torch.cuda.empty_cache()
         parts = min(2 * parts, batch)
     seconds, workspace = _of_whole_batch(graph, hardware, parts, found), _workspace_bytes(graph, hardware, rows, found)
-    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace)
+    other: dict[int, int] = {}
+    if workspace:
+        place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
+        other = channels_last_bytes(graph, workspace, rows, place)
+    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other)
+
+
+def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
+    """In how many parts to try first. A CUDA device refuses by itself what does not fit; a host swaps, or ends the
+    process: there plain PyTorch's predicted peak decides."""
+    if hardware.async_counts:
+        return 1
+    free_bytes, parts = available_bytes(), 1
+    while free_bytes and 2 * parts <= graph.batch:
+        part = scaled(graph, parts)
+        if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= free_bytes:
+            break
+        parts *= 2
+    return parts
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:

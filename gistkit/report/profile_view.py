@@ -139,12 +139,13 @@ def _ops(profile: Profile, times: StepTimes) -> Table:
 
 
 def told(times: StepTimes) -> str:
-    """Where times come from, in a line."""
+    """Where times come from, in a line; in another one what the memory format costs."""
     rows, of = f" of {times.rows} rows, scaled to {times.batch}", " of the batch"
     if times.rows == times.batch:
         rows = of = ""
     took, total = milliseconds(times.step_s), milliseconds(times.total_s)
-    return f"measured on {times.device}: a step{rows} took {took} ms, all tasks{of} add up to {total} ms"
+    remedy = f"\n{times.workspace_remedy}" if times.workspace_remedy else ""
+    return f"measured on {times.device}: a step{rows} took {took} ms, all tasks{of} add up to {total} ms{remedy}"
 
 
 def _layers(profile: Profile) -> Table:

@@ -27,7 +27,8 @@ class StepTimes:
     not fit, and ``seconds`` by task, which are always those of the whole batch, are scaled then. ``step_s`` is the time
     of one such step of ``rows`` rows that nobody watched, from its start until the device was done.
 
-    ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch; empty on a CPU.
+    ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch, ``channels_last_bytes`` what
+    they would be in that memory format, for tasks of which that is less; both empty on a CPU.
     """
 
     fingerprint: str
@@ -37,6 +38,19 @@ class StepTimes:
     step_s: float
     seconds: dict[int, float]
     workspace_bytes: dict[int, int] = field(default_factory=dict)
+    channels_last_bytes: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def workspace_remedy(self) -> str:
+        """What the largest workspace would be in channels_last, for people; empty where that is no less."""
+        most = max(self.workspace_bytes.values(), default=0)
+        then = max((self.channels_last_bytes.get(t, n) for t, n in self.workspace_bytes.items()), default=0)
+        if then >= most:
+            return ""
+        return (
+            f"convolutions take up to {most / 2**20:,.0f} MiB of workspace, in channels_last {then / 2**20:,.0f} MiB: "
+            "model.to(memory_format=torch.channels_last), and the batch"
+        )
 
     @property
     def total_s(self) -> float:
@@ -72,9 +86,10 @@ class StepTimes:
         for task, taken in self.seconds.items():
             if task < 0 or not 0 < taken < math.inf:
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
-        for task, nbytes in self.workspace_bytes.items():
-            if task < 0 or nbytes < 0:
-                _refuse("workspace_bytes", "bytes of at least 0 by number of a task", {task: nbytes})
+        for name in ("workspace_bytes", "channels_last_bytes"):
+            for task, nbytes in getattr(self, name).items():
+                if task < 0 or nbytes < 0:
+                    _refuse(name, "bytes of at least 0 by number of a task", {task: nbytes})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""
