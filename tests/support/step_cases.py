@@ -14,3 +14,18 @@ def net(width=6):
 def batch(n=7):
     torch.manual_seed(0)
     return torch.randn(n, 3, 8, 8), torch.randint(4, (n,))
+
+
+class Concatenated(nn.Module):
+    """Three branches of one map, among them a pool with overlapping windows, side by side; a mean before the head."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.narrow, self.pool = nn.Conv2d(3, 6, 3, 2), nn.Conv2d(6, 3, 1), nn.MaxPool2d(3, 1, 1)
+        self.wide = nn.Sequential(nn.Conv2d(6, 4, 1), nn.ReLU(), nn.Conv2d(4, 5, 3, padding=1))
+        self.pooled, self.head = nn.Conv2d(6, 2, 1), nn.Linear(10, 4)
+
+    def forward(self, x):
+        x = self.stem(x).relu()
+        x = torch.cat([self.narrow(x).relu(), self.wide(x).relu(), self.pooled(self.pool(x)).relu()], 1)
+        return self.head(x.mean((2, 3)))

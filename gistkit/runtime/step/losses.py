@@ -12,20 +12,34 @@ contributes S_p / W, so the contributions add up to S / W:
 
 S_p and S_p / W have the results' dtype; float16, whose sums overflow, is computed in float32. The host never waits.
 
-**Any other function** may be a mean over what it counts itself (weights, labels that are not ignored), which no single
-value or gradient of its own tells. It is refused, unless the caller vouches for it (``verify=False``): then a mean over
-rows contributes its fraction of the rows, a sum itself."""
+**Functions of the caller's own**, taken for a mean or a sum over rows and compared with that in every step.
+When the parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
+
+    L(a + b) = s_a L(a) + s_b L(b)      s: the fraction of the rows for a mean, 1 for a sum
+
+must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
+weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about the bytes of a part's
+loss."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.linalg import vector_norm
+
+from gistkit.capture import joined, no_autocast_cache, tensors_in, untouched_random_states
+from gistkit.runtime.live import LiveBytes
+from gistkit.runtime.step.row_independence import REMEDIES, ConstantDraws, isolated
 
 Share = Callable[[Any, Any, float], Any]
 """(results of a part, its targets, its fraction of the rows) -> what the part contributes to the batch's loss."""
@@ -42,6 +56,22 @@ WEIGHTED = (*OVER_CLASSES.values(), F.binary_cross_entropy, F.binary_cross_entro
 OPTIONS = (*WEIGHTS, "ignore_index", "label_smoothing", "reduction")
 REDUCTIONS = {"mean": "mean", "batchmean": "mean", "sum": "sum"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "forward")
+STATED = {"mean": "the mean over its rows", "sum": "the sum over its rows"}
+ADVICE = (
+    "pass reduction='sum' where it is the sum; where labels are ignored or classes weighted pass torch.nn.functional's "
+    "loss itself, or, with reduction='sum', the sum divided by the weight of the whole batch; one over pairs of rows "
+    "has no parts"
+)
+GOLDEN = 0.6180339887
+"""Its multiples are spread evenly, whatever their number."""
+TINY = 1e-300
+NOISE = 64 * 2.0**-24
+"""What roundings of float32 may make of a gradient that is zero, of the loss."""
+TOLERANCE = 2.0**-12
+"""Half the digits of float32."""
+
+_Made = tuple[torch.Tensor, tuple[torch.Tensor, ...]]
+"""A loss of made-up results, as float64, and its gradients for them."""
 
 
 def known_share(loss_fn: Any, targets: Any, bounds: Sequence[int], reduction: str | None) -> Share | None:
@@ -116,21 +146,131 @@ def _over_elements(
     return loss if reduction == "sum" else loss * fraction
 
 
-def stated_share(loss_fn: Callable[[Any, Any], Any], reduction: str | None) -> Share:
-    """How the parts contribute to a loss that is, by its caller's word, the mean or the sum over the rows."""
+class ComparedLoss:
+    """A loss function in the parts of one step, which ``bounds`` cut."""
 
-    def share(out: Any, targets: Any, fraction: float) -> Any:
-        loss = loss_fn(out, targets)
-        return loss if reduction == "sum" or not isinstance(loss, torch.Tensor) else loss * fraction
+    def __init__(self, loss_fn: Callable[[Any, Any], Any], reduction: str, bounds: Sequence[int]) -> None:
+        self._loss_fn, self._reduction, self._bounds = loss_fn, reduction, bounds
+        self._like: Any = None  # the first part's results, on the meta device
+        self._device = torch.device("cpu")
 
-    return share
+    def share(self, out: Any, targets: Any, fraction: float) -> Any:
+        """What a part with that fraction of the rows contributes to the batch's loss."""
+        if self._like is None:
+            with suppress(Exception):  # compare() says what came of it
+                self._device = next(tensors_in(out)).device
+                self._like = _replaced(out, lambda t: torch.empty_like(t, device="meta", requires_grad=False))
+        loss = self._loss_fn(out, targets)
+        return loss * fraction if self._reduction == "mean" and isinstance(loss, torch.Tensor) else loss
+
+    def compare(self, targets: Any, room_bytes: int | None) -> None:
+        """Raise ValueError where the batch's loss is not what its parts contribute, or where that cannot be told, as
+        ``room_bytes`` (None: any) are too few. Calls the function, or a copy of a module. Synchronises once."""
+        stated = f"{STATED[self._reduction]} (reduction={self._reduction!r})"
+        loss_fn: Any = self._loss_fn
+        try:
+            loss_fn = isolated(loss_fn, _unwritten) if isinstance(loss_fn, torch.nn.Module) else loss_fn
+            made = functools.partial(self._made, loss_fn, targets)
+            with untouched_random_states(), no_autocast_cache(), torch.autocast(self._device.type, enabled=False):
+                pieces = self._pieces(made, room_bytes)
+                found, first = [], made(pieces, 0, pieces[1])
+                for a, b, c in zip(pieces, pieces[1:], pieces[2:], strict=False):
+                    shares = ((b - a) / (c - a), (c - b) / (c - a)) if self._reduction == "mean" else (1.0, 1.0)
+                    both, second = made(pieces, a, c), made(pieces, b, c)
+                    found.append(_off(both, first, second, shares))
+                    first = second
+                    del both  # before the next is made
+                figures = torch.stack(found).tolist()
+        except Exception as error:
+            cause = f"{type(error).__name__}: " + str(error).strip().split("\n")[0]
+            raise ValueError(
+                f"step: loss_fn could not be compared with {stated} on made-up results, float32 between 0.1 and 0.9: "
+                f"{cause}; {REMEDIES}"
+            ) from error
+        for a, b, c, (whole, first, second, *off) in zip(pieces, pieces[1:], pieces[2:], figures, strict=False):
+            if not all(n <= TOLERANCE for n in off):  # also where one is not a number
+                raise ValueError(
+                    f"step: loss_fn must return {stated} for sub-batches to add up, and of {c - a} rows with made-up "
+                    f"results it is {whole:.6g}, of their first {b - a} {first:.6g} and of the others {second:.6g}, "
+                    f"its gradients off by {max(off[1:], default=0):.1e} of the largest; {ADVICE}; {REMEDIES}"
+                )
+
+    def _pieces(self, made: Callable[..., _Made], room_bytes: int | None) -> list[int]:
+        """Bounds of the halves of the parts, or of smaller pieces of which two have room."""
+        most_rows = self._bounds[-1]
+        if room_bytes is not None:
+            with LiveBytes(timeline=False) as live:
+                _, grads = made([0], 0, 1)
+            each_bytes = live.peak_bytes + sum(g.numel() * g.element_size() for g in grads)
+            most_rows = room_bytes // (2 * each_bytes)
+            if most_rows < 1:
+                lacking_bytes = 2 * each_bytes - room_bytes
+                raise MemoryError(f"it takes {2 * each_bytes} bytes; plan with a budget of {lacking_bytes} bytes more")
+        found = {0}
+        for start, stop in itertools.pairwise(self._bounds):
+            count = max(2, -(-(stop - start) // most_rows))
+            found |= {start + (i + 1) * (stop - start) // count for i in range(count)}
+        return sorted(found)
+
+    def _made(self, loss_fn: Callable, targets: Any, pieces: Sequence[int], start: int, stop: int) -> _Made:
+        """The loss of rows ``start`` to ``stop``, which may overwrite results and targets."""
+        leaves: list[torch.Tensor] = []
+
+        def result(like: torch.Tensor) -> torch.Tensor:
+            with self._device:
+                t = _made_up(like, self._bounds[1], pieces, start, stop)
+            if not like.is_floating_point():
+                return t.to(like.dtype)
+            leaves.append(t.to(torch.promote_types(like.dtype, torch.float32)).requires_grad_())
+            return leaves[-1].clone()
+
+        with torch.enable_grad():
+            out = _replaced(self._like, result)
+            with ConstantDraws():
+                loss = loss_fn(out, joined(targets, [slice(start, stop)]))
+            grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+        return loss.detach().double().reshape(()), grads
 
 
-def refuse_loss(loss_fn: Any) -> NoReturn:
-    """Raise ValueError for a loss of the caller's own."""
-    raise ValueError(
-        "step: loss_fn must be a loss of torch.nn.functional or torch.nn, or functools.partial of one with named "
-        "arguments, for sub-batches to be known to add up to the whole batch, got "
-        f"{getattr(loss_fn, '__qualname__', type(loss_fn).__name__)}; pass that, or sub_batches=1, or, where it is the "
-        "mean over the rows (or with reduction='sum' their sum) and rows do not depend on each other, verify=False"
-    )
+def _off(both: _Made, first: _Made, second: _Made, shares: Sequence[float]) -> torch.Tensor:
+    """The losses of two pieces together, of the first and of the second; how far off the loss is, relative to its
+    terms, and each gradient, relative to its largest value."""
+    (loss, grads), (first_loss, first_grads), (second_loss, second_grads) = both, first, second
+    parts = first_loss * shares[0], second_loss * shares[1]
+    terms, off = parts[0].abs() + parts[1].abs(), []
+    for whole, ahead, behind in zip(grads, first_grads, second_grads, strict=True):
+        if not whole.numel():
+            continue
+        if whole.dim() and len(whole) == len(ahead) + len(behind):
+            pairs = zip(whole.split([len(ahead), len(behind)]), (ahead, behind), shares, strict=True)
+            apart = torch.stack([vector_norm(torch.sub(w, g, alpha=share), math.inf) for w, g, share in pairs]).max()
+        else:  # of what has no rows
+            apart = vector_norm(whole - ahead * shares[0] - behind * shares[1], math.inf)
+        noise = NOISE * loss.abs() / whole.numel()
+        off.append((apart - noise).clamp_min(0) / vector_norm(whole, math.inf).double().clamp_min(TINY))
+        terms = terms + vector_norm(whole, 1)
+    values = (loss - parts[0] - parts[1]).abs() / terms.clamp_min(TINY)
+    return torch.stack([loss, first_loss, second_loss, values, *off])
+
+
+def _made_up(like: torch.Tensor, rows: int, pieces: Sequence[int], start: int, stop: int) -> torch.Tensor:
+    """Rows ``start`` to ``stop`` of values for a tensor like one of ``rows`` rows, several entries a row perhaps; one
+    without rows stays as long as it is. Between 0.1 and 0.9, in every other piece up to 0.5 only: pieces whose means
+    are alike would hide what is made of a mean, as its root is."""
+    length, *shape = like.shape or (1,)
+    each = length // rows if like.dim() and length % rows == 0 else 0
+    entries = torch.arange(start * each, stop * each) if each else torch.arange(length)
+    slopes = (entries.double() + 1).mul_(GOLDEN).remainder_(1)
+    values = torch.outer(slopes.float(), torch.arange(1.0, math.prod(shape) + 1)).remainder_(0.8)
+    if each:
+        halved = torch.bucketize(entries // each, torch.tensor(pieces), right=True) % 2
+        values /= 1 + halved[:, None]
+    return values.add_(0.1).view(entries.shape[: like.dim()] + tuple(shape))
+
+
+def _replaced(item: Any, tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    return copy.deepcopy(item, {id(t): tensor(t) for t in tensors_in(item)})
+
+
+def _unwritten(t: torch.Tensor) -> torch.Tensor:
+    return t if t.requires_grad or isinstance(t, torch.nn.Parameter) else t.detach().clone()

@@ -1,12 +1,14 @@
 """Whether the rows of a model's results depend on each other, found out with forwards of a few rows.
 
 Any operator may couple rows, so the model itself is asked: a copy of it (:func:`isolated`) runs without gradients, its
-random draws constant. Forwards of rows [a, b], of a and of b alone must give the same for a and for b, the first and
-last row of the batch. Other numbers of rows take other kernels and orders of summation, so half of the digits are
+random draws constant. Forwards of rows [a, b], of a and of b alone must give the same for a and for b. a and b are the
+first and last row of the batch; where these do not pass, as many rows as the smallest part has, for rows may belong
+together in groups. Other numbers of rows take other kernels and orders of summation, so half of the digits are
 demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in use."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,8 +20,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from gistkit.capture import joined, no_autocast_cache, plain_copy, row_bytes, tensors_in, untouched_random_states
+from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, untouched_random_states
 from gistkit.capture import rows as slices
+from gistkit.runtime.attach import compressed_forward, restore
 from gistkit.runtime.live import LiveBytes
 
 REMEDIES = (
@@ -38,12 +41,12 @@ at first: zeros would hide everything before them."""
 
 
 def check_row_independence(
-    model: torch.nn.Module, inputs: Inputs, batch: int, given_statistics: bool, room_bytes: int | None
+    model: torch.nn.Module, inputs: Inputs, batch: int, least: int, given_statistics: bool, room_bytes: int | None
 ) -> None:
     """Raise ValueError where the rows of ``model``'s results depend on each other, or where that cannot be found out.
 
-    ``given_statistics``: batch norms have given statistics instead of the batch's. ``room_bytes``: what the forwards
-    may take; None: anything. Synchronises."""
+    ``least``: the rows of the smallest part. ``given_statistics``: batch norms have given statistics instead of the
+    batch's. ``room_bytes``: what the forwards may take; None: anything. Synchronises."""
 
     def forward(*parts: slice) -> Any:
         args, kwargs = joined(inputs, parts)
@@ -51,15 +54,17 @@ def check_row_independence(
         with untouched_random_states(), torch.no_grad(), no_autocast_cache(), ConstantDraws():
             return copied(*args, **kwargs)
 
-    unit = roundoff(tensors_in([tensors_of(model), inputs]))
-    try:
-        why = "" if room_bytes is None else _lacks_room(model, inputs, room_bytes)
-        why = why or _coupled(forward, slice(0, 1), slice(batch - 1, batch), unit)
-    except Exception as error:  # a row may be too few for the model; the step itself may run
-        cause = str(error).strip().split("\n")[0]
-        why = f"{UNKNOWN}: {type(error).__name__}: {cause}"
-    if why:
-        raise ValueError(f"step: {why}; {REMEDIES}")
+    why, unit = "", roundoff(tensors_in([tensors_of(model), inputs]))
+    for rows in dict.fromkeys((1, least)):
+        try:
+            why = "" if room_bytes is None else _lacks_room(model, inputs, rows, room_bytes)
+            why = why or _coupled(forward, slice(0, rows), slice(batch - rows, batch), unit)
+        except Exception as error:  # few rows may be too few for the model; the step itself may run
+            cause = str(error).strip().split("\n")[0]
+            why = f"{UNKNOWN}: {type(error).__name__}: {cause}"
+        if not why:
+            return
+    raise ValueError(f"step: {why}; {REMEDIES}")
 
 
 def _coupled(forward: Callable[..., Any], a: slice, b: slice, unit: float) -> str:
@@ -123,17 +128,17 @@ def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
     return found
 
 
-def _lacks_room(model: torch.nn.Module, inputs: Inputs, room_bytes: int) -> str:
-    """Why the forwards of two rows must not run, empty where they take at most ``room_bytes``, by a run on fake
+def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
+    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``, by a run on fake
     tensors."""
     mode = FakeTensorMode()
-    args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2))
+    args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
     fake = isolated(model, mode.from_tensor)
     with untouched_random_states(), no_autocast_cache(), torch.no_grad(), mode, LiveBytes(timeline=False) as live:
         out = fake(*args, **kwargs)
     result_bytes = sum(t.numel() * t.element_size() for t in tensors_in(out))
     copied_bytes = sum(t.untyped_storage().nbytes() for t in tensors_of(model) if _copied(t))
-    need_bytes = live.peak_bytes + 2 * result_bytes + 2 * row_bytes(inputs) + copied_bytes
+    need_bytes = live.peak_bytes + 2 * result_bytes + 2 * rows * row_bytes(inputs) + copied_bytes
     if need_bytes <= room_bytes:
         return ""
     return f"{UNKNOWN}: it takes {need_bytes} bytes; plan with a budget of {need_bytes - room_bytes} bytes more"
@@ -177,9 +182,14 @@ def isolated(
 ) -> torch.nn.Module:
     """An uncompressed deep copy with ``tensor(t)`` for each of its tensors. With ``given_statistics`` its batch norms
     normalise by their running statistics, or by 0 and 1."""
+    memo: dict[int, Any] = {}
     with untouched_random_states(), torch.no_grad():
-        copied = plain_copy(model, {id(t): tensor(t) for t in tensors_of(model)})
+        for t in tensors_of(model):
+            memo[id(t)] = tensor(t)
+        copied = copy.deepcopy(model, memo)
     for module in copied.modules():
+        if compressed_forward(module) is not None:  # which knows its model: a cycle that waits for the collector
+            restore(module)
         if given_statistics and isinstance(module, _BatchNorm):
             module.eval()
             if module.running_mean is None:

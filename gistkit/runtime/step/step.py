@@ -22,14 +22,16 @@ from gistkit.ir import Plan
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.program.match_plan import given_program
 from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
-from gistkit.runtime.step.losses import known_share, refuse_loss, stated_share
+from gistkit.runtime.step.losses import ComparedLoss, known_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
-_checked: WeakKeyDictionary[torch.nn.Module, set[tuple]] = WeakKeyDictionary()
-"""For which kinds of forwards of a model rows are known to be independent: a cache, which changes no answer and goes
-with the model. It is not in the model, whose pickles and copies would have it and would need gistkit to load."""
+_checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
+"""For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a
+cache, which changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it
+and would need gistkit to load."""
 
 
 @renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
@@ -59,19 +61,22 @@ def step(
     of the earlier parts in ``.grad``.
 
     **Losses.** Those of torch.nn.functional, ``functools.partial`` of them and their modules are put together by their
-    own normalisers, so class weights, ignored labels and either ``reduction`` are right. Any other ``loss_fn`` is
-    refused with ``verify``; without, it is taken for the mean over the rows, or with ``reduction="sum"`` for their sum.
+    own normalisers, so class weights, ignored labels and either ``reduction`` are right. Any other ``loss_fn`` is taken
+    for the mean over the rows, or with ``reduction="sum"`` for their sum. It is called once more at the end of each
+    step, on made-up results with the step's targets, and refused if values or gradients do not add up; clear ``.grad``
+    then. This waits for the device. It does not see differences below half of float32's digits.
 
     **Rows.** Before the first step of a kind in sub-batches, forwards of one and two rows, on a copy of the model and
     without gradients, tell whether its rows depend on each other; such a model is refused. It does not see what couples
     larger numbers of rows only, what half the digits of the coarsest dtype do not show, or what backward alone couples.
 
-    ``verify=False`` leaves out both checks.
+    ``verify=False`` leaves out both checks, as for a loss function that keeps a log.
 
     Raises ValueError or TypeError for arguments that make no sense, tensors that cannot be cut, batch norms whose
-    statistics would change, rows that depend on each other, other losses, and a check of rows for which a budget has
-    no room; :class:`gistkit.PlanMismatchError` for inputs that alone exceed the plan's budget, and for parts that take
-    another way through the model than the planned ones. Source: moDNN's sub-batches (Chen et al., DATE 2018).
+    statistics would change, rows that depend on each other, losses that do not add up, and checks for which a budget
+    has no room; :class:`gistkit.PlanMismatchError` for inputs that alone exceed the plan's budget and, with ``verify``,
+    for parts that take another way through the model than the planned ones. Source: moDNN's sub-batches (Chen et al.,
+    DATE 2018).
     """
     _check(model, loss_fn, sub_batches, reduction, per_sub_batch_norm, verify)
     whole = spread(inputs)
@@ -86,25 +91,49 @@ def step(
         _refuse_batch_norm(model, parts)
     bounds = tuple(i * batch // parts for i in range(parts + 1))
     known = known_share(loss_fn, targets, bounds, reduction)
+    own = ComparedLoss(loss_fn, reduction or "mean", bounds)
     if verify:
-        if known is None:
-            refuse_loss(loss_fn)
-        _check_model(model, whole, targets, batch, per_sub_batch_norm)
-    share = known or stated_share(loss_fn, reduction)
+        _check_model(model, whole, targets, bounds, per_sub_batch_norm)
+    share = known or own.share
     total: Any = None
     for start, stop in itertools.pairwise(bounds):
         of_part = lambda out, t, fraction=(stop - start) / batch: share(out, t, fraction)  # noqa: E731
         loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
         total = loss if total is None else total + loss
+    if verify and known is None:
+        own.compare(targets, _room_bytes(model, (whole, targets)))
     return total
 
 
-def _check_model(model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, batch: int, statistics: bool) -> None:
+def _check_model(
+    model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
+) -> None:
+    least = min(stop - start for start, stop in itertools.pairwise(bounds))
     kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
-    checked = _checked.setdefault(model, set())
-    if kind not in checked:
-        check_row_independence(model, whole, batch, statistics, _room_bytes(model, (whole, targets)))
-        checked.add(kind)
+    checked = _checked.setdefault(model, {})
+    if checked.get(kind, least + 1) <= least:
+        return
+    _demand_way(model, whole, bounds[-1], least)
+    room_bytes = _room_bytes(model, (whole, targets))
+    check_row_independence(model, whole, bounds[-1], least, statistics, room_bytes)
+    checked[kind] = least
+
+
+def _demand_way(model: torch.nn.Module, whole: tuple[tuple, dict], batch: int, least: int) -> None:
+    """Raise PlanMismatchError where a part of ``least`` rows, fewer than planned, goes another way through the model
+    than the planned ones: a batch that does not divide into parts of the planned rows leaves fewer to some."""
+    plan = _plan_of(model)
+    if plan is None or plan.budget is None or least >= plan.contract.batch // plan.sub_batches:
+        return
+    try:
+        given_program(plan, model, *rows(whole, 0, least))
+    except PlanMismatchError as error:
+        got = f"{error.got} in a part of {least} row{'' if least == 1 else 's'} of {batch}"
+        remedy = (
+            f"plan for a batch of {batch}, leave batches of this size out, as drop_last=True does for an epoch's "
+            "last one, or take the parts for what they give with verify=False"
+        )
+        raise PlanMismatchError(error.expected, got, remedy) from None
 
 
 def _demand_room(model: torch.nn.Module, batch: int, each_bytes: int) -> None:
@@ -149,7 +178,7 @@ def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict],
 
 def _parts(model: torch.nn.Module, batch: int, sub_batches: int | None) -> int:
     """Into how many parts the batch is cut: the fewest of at most the planned rows, as some models take another way for
-    few, and never more than it has rows."""
+    few (:func:`_demand_way`), and never more than it has rows."""
     if sub_batches is not None:
         return max(1, min(sub_batches, batch))
     plan = _plan_of(model)

@@ -17,6 +17,10 @@ from tests.support.step_cases import batch
 ROWS = 8
 
 
+def own_loss(out, t):
+    return F.cross_entropy(out, t)
+
+
 def planned(model, budget, x, t, **words):
     return gistkit.plan(model, x, t, loss_fn=F.cross_entropy, fidelity="reassociated", budget=budget, **words)
 
@@ -25,13 +29,13 @@ def least(model, x, t, **words):
     return least_bytes(model, x, t, **{"loss_fn": F.cross_entropy, "fidelity": "reassociated", **words})
 
 
-def peak(model, plan, x, t, **options):
+def peak(model, plan, x, t, loss_fn=F.cross_entropy, **options):
     """The peak of the first step under the plan, with all that it checks."""
     twin = gistkit.compress(copy.deepcopy(model), plan)
     with LiveBytes(timeline=False) as live, warnings.catch_warnings():
         warnings.simplefilter("ignore", gistkit.BudgetWarning)
         live.track(twin, x, t)
-        gistkit.step(twin, F.cross_entropy, x, t, **options)
+        gistkit.step(twin, loss_fn, x, t, **options)
     return live.peak_bytes
 
 
@@ -43,13 +47,14 @@ def deep():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4])
-def test_checks_stay_within_the_budget(share):
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("loss_fn", [F.cross_entropy, own_loss])
+def test_checks_stay_within_the_budget(share, loss_fn):
     model, (x, t) = deep(), batch(ROWS)
     plan = planned(model, int(least(model, x, t) * (1 + share)), x, t)
     assert plan.sub_batches > 1
-    assert peak(model, plan, x, t) <= plan.budget_bytes
-    assert peak(model, plan, x, t, sub_batches=8) <= plan.budget_bytes
+    assert peak(model, plan, x, t, loss_fn) <= plan.budget_bytes
+    assert peak(model, plan, x, t, loss_fn, sub_batches=8) <= plan.budget_bytes
 
 
 def per_pixel():
@@ -58,21 +63,22 @@ def per_pixel():
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 32, 1)), torch.randint(32, (8, 8, 8))
 
 
-def test_no_room_to_check_is_an_error_that_names_the_budget():
+@pytest.mark.parametrize("loss_fn", [F.cross_entropy, own_loss])
+def test_no_room_to_check_is_an_error_that_names_the_budget(loss_fn):
     (model, t), (x, _) = per_pixel(), batch(ROWS)
     budget, refusals = least(model, x, t), []
     for _ in range(9):
         plan = planned(model, budget, x, t)
-        assert peak(model, plan, x, t, verify=False) <= budget
+        assert peak(model, plan, x, t, loss_fn, verify=False) <= budget
         try:
-            assert peak(model, plan, x, t) <= budget
+            assert peak(model, plan, x, t, loss_fn) <= budget
             break
         except ValueError as error:
             refusals.append(str(error))
             budget += int(refusals[-1].split("plan with a budget of ")[1].split(" ")[0])
-    rows = "whether rows depend on each other could not be found out"
+    rows, loss = "whether rows depend on each other could not be found out", "loss_fn could not be compared with"
     assert refusals[0].startswith(f"step: {rows}: it takes ") and refusals[0].endswith(f" bytes more; {REMEDIES}")
-    assert plan.sub_batches > 1
+    assert refusals[-1].startswith(f"step: {rows if loss_fn is F.cross_entropy else loss}") and plan.sub_batches > 1
 
 
 def test_more_rows_than_the_budget_has_room_for():
@@ -90,3 +96,22 @@ def test_more_rows_than_the_budget_has_room_for():
     )
     wider = planned(model, plan.budget_bytes + 4 * each, x, t)
     assert peak(model, wider, *batch(ROWS + (wider.budget_bytes - wider.peak_bytes) // each)) <= wider.budget_bytes
+
+
+def test_gradients_that_are_there_take_their_bytes():
+    model, (x, t) = deep(), batch(ROWS)
+    gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    for fidelity in ("bitwise", "reassociated"):
+        words = {"loss_fn": F.cross_entropy, "fidelity": fidelity}
+        budget = least_bytes(model, x, t, **words)
+        reserve = gradient_bytes if fidelity == "bitwise" else 0
+        plan = gistkit.plan(model, x, t, budget=budget + reserve, reserved_bytes=reserve, **words)
+        assert (plan.sub_batches > 1) == (fidelity == "reassociated")
+        twin = gistkit.compress(copy.deepcopy(model), plan)
+        for p in twin.parameters():
+            p.grad = torch.zeros_like(p)
+        with LiveBytes(timeline=False) as live, warnings.catch_warnings():
+            warnings.simplefilter("ignore", gistkit.BudgetWarning)
+            live.track(twin, x, t, *(p.grad for p in twin.parameters()))
+            gistkit.step(twin, F.cross_entropy, x, t, verify=False)  # which needs more
+        assert live.peak_bytes <= plan.budget_bytes

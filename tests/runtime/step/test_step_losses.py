@@ -10,12 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit.runtime.step.losses import known_share
-from tests.support.step_cases import batch, net
+from tests.support.step_cases import Concatenated, batch, net
 
 ROWS, CLASSES, NEAR = 9, 4, 1e-11
+NETWORKS = {"plain": net, "concatenated": Concatenated}
 WEIGHT = torch.tensor([5.0, 0.1, 2.0, 0.0], dtype=torch.float64)
 X, T = batch(ROWS)
 X = X.double()
@@ -28,10 +30,10 @@ def some_ignored(label):
     return t
 
 
-def accepted():
+def accepted(network="plain"):
     """A model that took a step of the plainest kind."""
     torch.manual_seed(1)
-    model = net().double()
+    model = NETWORKS[network]().double()
     gistkit.step(model, F.cross_entropy, X + 1, T, sub_batches=3)
     return model
 
@@ -78,38 +80,39 @@ OVER_ELEMENTS = {
 }
 
 
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("name", OVER_CLASSES)
-def test_losses_over_classes_after_an_accepted_step(name):
-    model, (loss_fn, ignored) = accepted(), OVER_CLASSES[name]
-    for parts in (2, ROWS):
-        assert_as_whole(model, loss_fn, some_ignored(ignored), parts)
+def test_losses_over_classes_after_an_accepted_step(network, name):
+    model, (loss_fn, ignored) = accepted(network), OVER_CLASSES[name]
+    for labels in (T, some_ignored(ignored), T):
+        for parts in (2, 3, ROWS):
+            assert_as_whole(model, loss_fn, labels, parts)
 
 
 @pytest.mark.parametrize("name", OVER_ELEMENTS)
 def test_losses_over_elements_after_an_accepted_step(name):
     model, (loss_fn, t) = accepted(), OVER_ELEMENTS[name]
-    assert_as_whole(model, loss_fn, t, 2)
+    for parts in (2, 3, ROWS):
+        assert_as_whole(model, loss_fn, t, parts)
 
 
-def test_any_other_loss_is_refused_or_taken_at_its_callers_word():
-    seen = {"weight": WEIGHT}
-    closure = lambda out, t: F.cross_entropy(out, t, **seen)  # noqa: E731
-    model = accepted()
-    with pytest.raises(ValueError) as raised:
-        gistkit.step(model, closure, X, T, sub_batches=3)
-    assert str(raised.value) == (
-        "step: loss_fn must be a loss of torch.nn.functional or torch.nn, or functools.partial of one with named "
-        "arguments, for sub-batches to be known to add up to the whole batch, got "
-        f"{closure.__qualname__}; pass that, or sub_batches=1, or, where it is the mean over the rows (or with "
-        "reduction='sum' their sum) and rows do not depend on each other, verify=False"
-    )
-    seen.clear()
-    assert_as_whole(model, closure, T, verify=False)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_closures_and_objects_that_change_after_an_accepted_step(network):
+    """The code is the same; what it sees makes the difference."""
+    seen = {}
+    losses = [nn.CrossEntropyLoss(), lambda out, t: F.cross_entropy(out, t, **seen)]
+    model = accepted(network)
+    for loss_fn in losses:
+        assert_as_whole(model, loss_fn, T)
+    losses[0].weight = WEIGHT
+    assert_as_whole(model, losses[0], T)
+    for change, labels in (({"weight": WEIGHT}, T), ({"reduction": "sum"}, T), ({}, some_ignored(-100))):
+        seen.clear()
+        seen.update(change)
+        with pytest.raises(ValueError, match="step: loss_fn must return the mean over its rows"):
+            gistkit.step(model, losses[1], X, labels, sub_batches=3)
     seen["reduction"] = "sum"
-    assert_as_whole(model, closure, some_ignored(-100), reduction="sum", verify=False)
-    changed = nn.CrossEntropyLoss()
-    for changed.weight in (None, WEIGHT):  # what the module has in this step counts
-        assert_as_whole(model, changed, T)
+    assert_as_whole(model, losses[1], some_ignored(-100), reduction="sum")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,6 +129,23 @@ def test_low_precision(dtype, reduction):
     loss, near = gistkit.step(model, loss_fn, x, t, sub_batches=3), 8 * torch.finfo(dtype).eps
     assert abs(loss - want) <= near * want
     assert (model.weight.grad - whole.weight.grad).abs().max() <= near * whole.weight.grad.abs().max()
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the reads that wait for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_for_no_known_loss():
+    model = accepted()
+    with HostReads() as reads:
+        gistkit.step(model, nn.CrossEntropyLoss(weight=WEIGHT), X, some_ignored(-100), sub_batches=3)
+    assert not reads.count
 
 
 def test_what_known_losses_are_refused_for():

@@ -64,7 +64,7 @@ WRONG = [
         r"targets must hold tensors, numbers and texts in tuples, .*UserDict",
     ),
     ((None, lambda out, t: out, X, T), {}, ValueError, r"with one element, got shape \(4, 4\); take its mean or sum"),
-    ((None, lambda out, t: 1.0, X, T), {}, ValueError, r"loss_fn must return a tensor with one element, got float"),
+    ((None, lambda out, t: 1.0, X, T), TWO, ValueError, r"loss_fn must return a tensor with one element, got float"),
 ]
 
 

@@ -56,6 +56,16 @@ def attending(x):
     return ((flat @ flat.T / 200).softmax(1) @ flat).view_as(x)
 
 
+class Pairs(nn.Module):
+    """The difference of two neighbouring rows: parts of an even number of rows add up."""
+
+    def forward(self, x):
+        if len(x) % 2:
+            raise ValueError("rows come in pairs")
+        y = x.view(len(x) // 2, 2, *x.shape[1:])
+        return torch.stack([y[:, 0] - y[:, 1], y[:, 1]], 1).view_as(x)
+
+
 class Centred(nn.Module):
     """Couples rows in training mode."""
 
@@ -84,19 +94,20 @@ APART = {
 }
 
 
-def refused(model, sub_batches=4, **options):
+def refused(model, sub_batches=4, loss_fn=F.cross_entropy, **options):
     """The text of the refusal; nothing has changed then."""
     state = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError) as raised:
-        gistkit.step(model, F.cross_entropy, X, T, sub_batches=sub_batches, **options)
+        gistkit.step(model, loss_fn, X, T, sub_batches=sub_batches, **options)
     assert all(p.grad is None for p in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(state.values(), model.state_dict().values(), strict=True))
     return str(raised.value)
 
 
 @pytest.mark.parametrize("name", COUPLED)
-def test_rows_that_depend_on_each_other_are_refused(name):
-    start, _, end = refused(Net(COUPLED[name])).partition(", by ")
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_rows_that_depend_on_each_other_are_refused(name, parts):
+    start, _, end = refused(Net(COUPLED[name]), parts).partition(", by ")
     assert start == (
         "step: the rows of a batch must not depend on each other to be taken in sub-batches, and what the model gives "
         "for a row changes with the rows beside it"
@@ -120,6 +131,16 @@ def test_accepted_statistics_are_no_dependence():
     for norm in (nn.BatchNorm2d(8), nn.BatchNorm2d(8, affine=False, track_running_stats=False)):
         gistkit.step(Net(norm), F.cross_entropy, X, T, sub_batches=2, per_sub_batch_norm=True)
     refused(Net(nn.Sequential(nn.BatchNorm2d(8), Centred())), per_sub_batch_norm=True)
+
+
+def test_rows_in_groups():
+    model, twin = Net(Pairs()), Net(Pairs())
+    gistkit.step(model, F.cross_entropy, X, T, sub_batches=2)
+    F.cross_entropy(twin(X), T).backward()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(p.grad, q.grad, rtol=1e-4, atol=1e-6)  # that they add up
+    model.zero_grad()
+    assert "ValueError: rows come in pairs" in refused(model, 8)  # smaller parts are checked anew
 
 
 def test_other_modes_are_checked_anew():
@@ -169,9 +190,25 @@ class Uncopied(Net):
         raise TypeError("one of a kind")
 
 
+class Opaque(Net):
+    """Returns an object of which nothing is known."""
+
+    def forward(self, x):
+        other = Opaque()
+        other.out = super().forward(x)
+        return other
+
+
+class WithLoss(Net):
+    def forward(self, x):
+        return super().forward(x).mean()
+
+
 def test_what_cannot_be_found_out_is_refused():
     unknown = "step: whether rows depend on each other could not be found out: "
     assert refused(Uncopied()) == f"{unknown}TypeError: one of a kind; {REMEDIES}"
+    assert refused(Opaque()).startswith(f"{unknown}the model's results, a Opaque, hold no tensors")
+    assert "changes with the rows beside it" in refused(WithLoss(), loss_fn=lambda out, t: out)
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(4))
     with pytest.raises(ValueError, match=f"{unknown}ValueError: Attempted to use an uninitialized parameter"):
         gistkit.step(lazy, F.cross_entropy, X, T, sub_batches=2)
