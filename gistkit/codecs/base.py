@@ -149,13 +149,6 @@ class Codec(ABC):
     def decode(self, encoded: Encoded) -> torch.Tensor:
         """The tensor: same shape, strides and dtype."""
 
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop (0 <= start <= stop <= numel) in storage order, flat; the same bits as :meth:`decode`'s.
-
-        Codecs that can decode a part make no more than it and a little around it; this default makes all.
-        """
-        return flat(self.decode(encoded))[start:stop]
-
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient, the encoded tensor being the ReLU's output; bit for bit ``aten::threshold_backward``.
 

@@ -77,17 +77,6 @@ class Narrow(Codec):
         values = ops.narrow_decode(codes, exponents, encoded.numel, encoded.dtype, self.fmt.name, self.scaling)
         return restored(values, encoded)
 
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        if self.fmt.codes_per_word == 3:  # planes: neighbours lie in different words
-            return super().decode_range(encoded, start, stop)
-        codes, exponents = encoded.payload
-        first = start - start % formats.SCALE_BLOCK
-        if self.scaling == "block":
-            exponents = exponents[first // formats.SCALE_BLOCK : formats.ceil_div(stop, formats.SCALE_BLOCK)]
-        form = (encoded.dtype, self.fmt.name, self.scaling)
-        values = ops.narrow_decode(codes[first:stop], exponents, stop - first, *form)
-        return values[start - first :]
-
 
 class Integers(Codec):
     """Every element in 4 or 2 bits between the ends of its block of 256, rounded at random without bias, as in ActNN:
@@ -109,13 +98,6 @@ class Integers(Codec):
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         return restored(ops.int_decode(*encoded.payload, encoded.numel, encoded.dtype, self.bits), encoded)
-
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        block, end = start // formats.INT_BLOCK, formats.ceil_div(stop, formats.INT_BLOCK)
-        units, lows, steps = encoded.payload
-        first = block * formats.INT_BLOCK
-        part = units[block * formats.INT_UNITS : end * formats.INT_UNITS], lows[block:end], steps[block:end]
-        return ops.int_decode(*part, max(stop - first, 0), encoded.dtype, self.bits)[start - first :]
 
 
 class Bits(Codec):

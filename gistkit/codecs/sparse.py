@@ -133,23 +133,12 @@ class Sparse(Codec):
             if ready is not None:
                 made = torch.empty_strided(encoded.shape, encoded.stride, dtype=dtype, device=payload[2].device)
                 return ready.decode(payload, spill, made)
-            values = self._decode(*payload, 0, n, dtype, self.value_format, self.scaling, True, spill)
+            values = self._decode(*payload, n, dtype, self.value_format, self.scaling, True, spill)
         elif self.scaling == "none":
-            values = self._decode(*payload, 0, n, dtype, self._scratch_format, "none", False)
+            values = self._decode(*payload, n, dtype, self._scratch_format, "none", False)
         else:
-            values = self._decode(*self._rounded(payload, n, dtype), 0, n, dtype, "raw", "none", True)
+            values = self._decode(*self._rounded(payload, n, dtype), n, dtype, "raw", "none", True)
         return restored(values, encoded)
-
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        payload, pending, spill = encoded.state()
-        pending = pending and spill is None
-        if start >= stop or (pending and self.scaling != "none"):
-            return super().decode_range(encoded, start, stop)
-        form = (self._scratch_format, "none", False) if pending else (self.value_format, self.scaling, True, spill)
-        first = start // self.slot
-        n = min(formats.ceil_div(stop, self.slot) * self.slot, encoded.numel) - first * self.slot
-        values = self._decode(*payload, first, n, encoded.dtype, *form)
-        return values[start - first * self.slot : stop - first * self.slot]
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()

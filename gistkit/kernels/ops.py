@@ -141,7 +141,7 @@ def int_decode(units, lows, steps, n, dtype, bits):
 
 _PAYLOAD = "Tensor index, Tensor counts, Tensor values, Tensor exponents"
 _FORM = "str fmt, str scaling, bool packed, Tensor? spill=None"
-_DECODE = f"({_PAYLOAD}, int first, int n, ScalarType dtype, {_FORM}) -> Tensor"
+_DECODE = f"({_PAYLOAD}, int n, ScalarType dtype, {_FORM}) -> Tensor"
 _RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}) -> ()"
 
 
@@ -185,7 +185,7 @@ ship = operator(
 unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(_nothing)
 
 
-def _decoded(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None):
+def _decoded(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 

@@ -11,7 +11,6 @@ from gistkit import formats
 from gistkit.codecs import CODECS, Sparse
 from gistkit.errors import GistError
 from gistkit.kernels import ops
-from gistkit.kernels.layout import flat
 from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.sparse.spill import GROUP
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits, tensors
@@ -62,9 +61,6 @@ def check_reads(codec: Sparse, encoded, plain, grad) -> None:
     whole = codec.decode(plain)
     assert same_bits(codec.decode(encoded), whole) and codec.decode(encoded).stride() == whole.stride()
     assert same_bits(codec.relu_backward(encoded, grad), codec.relu_backward(plain, grad))
-    n = whole.numel()
-    for start, stop in ((0, n), (n // 3, n // 2 + 1), (n - 1, n), (n // 2, n // 2)):
-        assert same_bits(codec.decode_range(encoded, start, stop), flat(whole)[start:stop])
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -182,7 +178,7 @@ def operator_cases():
             yield "compact", (scratch, counts, 1024, GROUP + 8, spill)
         else:
             yield "csr_compact", (index, scratch, counts, GROUP + 8, spill)
-        yield f"{name}_decode", (*payload, 9, 3000, x.dtype, *form)
+        yield f"{name}_decode", (*payload, x.numel(), x.dtype, *form)
         yield f"{name}_relu_backward", (x, *payload, x.clone(), *form)
 
 

@@ -147,7 +147,7 @@ def test_settling_takes_nothing_but_the_result(name):
 
 
 def _decode(codec):
-    return lambda x: (*getattr(ops, f"{codec}_encode")(x, "raw"), EMPTY, 0, x.numel(), x.dtype, "raw", "none", False)
+    return lambda x: (*getattr(ops, f"{codec}_encode")(x, "raw"), EMPTY, x.numel(), x.dtype, "raw", "none", False)
 
 
 def _backward(codec):

@@ -107,46 +107,6 @@ def test_coded_inputs(codec, layout):
     assert_same(lambda *t: functional.linear(*t, keep=keep), F.linear, flat)
 
 
-@pytest.mark.parametrize("slices", [2, 3, 64])
-def test_slices_sum_the_same_terms(slices):
-    # Small integers: every partial sum is exact in fp32 and in bf16's fp32 accumulator, so the order cannot matter.
-    for dtype in (torch.float32, torch.bfloat16):
-        ints = [torch.randint(-2, 3, s).to(dtype).requires_grad_() for s in ((5, 2, 6, 6), (3, 2, 3, 3), (3,))]
-        _same_integers(lambda *t: functional.conv2d(*t, weight_grad_slices=slices), F.conv2d, ints)
-        ints = [torch.randint(-2, 3, s).to(dtype).requires_grad_() for s in ((5, 3, 4), (2, 4), (2,))]
-        _same_integers(lambda *t: functional.linear(*t, weight_grad_slices=slices), F.linear, ints)
-
-
-def _same_integers(own, plain, operands):
-    grad = torch.randint(-2, 3, plain(*operands).shape).to(operands[0].dtype)
-    got = torch.autograd.grad(own(*operands), operands, grad)
-    want = torch.autograd.grad(plain(*operands), operands, grad)
-    assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(got, want, strict=True))
-
-
-def test_slices_decode_rows_only():
-    x, weight = planted((6, 2, 5, 5), special=False).requires_grad_(), planted((3, 2, 3, 3), special=False)
-    asked = []
-
-    class Rows:
-        def dense(self):
-            raise AssertionError("the whole input is not needed")
-
-        def dense_rows(self, start, stop):
-            asked.append((start, stop))
-            return x.detach()[start:stop]
-
-    functional.conv2d(x, weight.requires_grad_(), keep=lambda _: Rows(), weight_grad_slices=3).sum().backward()
-    assert asked == [(0, 2), (2, 4), (4, 6)]
-
-
-@pytest.mark.parametrize("slices", [0, -1, 1.5, True])
-def test_slices_must_be_positive(slices):
-    x, w = planted((2, 3)), planted((4, 3))
-    with pytest.raises(ValueError, match=r"linear: weight_grad_slices must be an int of at least 1, got .*; pass 1"):
-        functional.linear(x, w, weight_grad_slices=slices)
-
-
 LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
 
 

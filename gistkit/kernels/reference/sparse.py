@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -180,65 +179,39 @@ def _csr_positions(columns: torch.Tensor, counts: torch.Tensor) -> Iterator[np.n
         yield positions
 
 
-class _Part(NamedTuple):
-    """The slots of a payload that are read: their counts, the first one, and which packed items are theirs."""
-
-    counts: torch.Tensor
-    first: int
-    items: slice
-
-    def of(self, array: torch.Tensor, packed: bool, stride: int) -> torch.Tensor:
-        """The part's items of an array, close together."""
-        if not packed:
-            scratch = array[self.first * stride : (self.first + self.counts.numel()) * stride]
-            return compact(scratch, self.counts, stride, self.items.stop - self.items.start)
-        return array[self.items]
-
-
-def _part(counts: torch.Tensor, first: int, n: int, stride: int) -> _Part:
-    mine = counts[first : first + ceil_div(n, stride)]
-    start = int(counts[:first].sum(dtype=torch.int64))
-    return _Part(mine, first, slice(start, start + int(mine.sum(dtype=torch.int64))))
-
-
-def _read(op: str, index, counts, values, first: int, n: int, fmt: str, packed: bool, spill):
-    """(positions of the stored elements of the part, the part, its items: bits for raw, else one code each)."""
-    stride = STRIDES[op[:3]]
-    part = _part(counts, first, n, stride)
-    if op.startswith("zvc"):
-        (values,) = spilling.joined(spill, counts, stride, values)
-        positions = _zvc_positions(index[first * ZVC_WORDS :], n)
+def _read(layout: str, index, counts, values, n: int, fmt: str, packed: bool, spill):
+    """(positions of the stored elements, their items close together: bits for raw, else one code each)."""
+    stride, total = STRIDES[layout], int(counts.sum(dtype=torch.int64))
+    arrays = (values,) if layout == "zvc" else (values, index)
+    if packed:
+        arrays = spilling.joined(spill, counts, stride, *arrays)
     else:
-        values, index = spilling.joined(spill, counts, stride, values, index)
-        positions = _csr_positions(part.of(index, packed, stride), part.counts)
-    if packed and fmt == "fp10":
-        values = narrow.fp10_unpack(values, 3 * values.numel())
-    return positions, part, part.of(values, packed, stride)
+        arrays = tuple(compact(a, counts, stride, total) for a in arrays)
+    values = narrow.fp10_unpack(arrays[0], total) if packed and fmt == "fp10" else arrays[0][:total]
+    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(arrays[1], counts), values
 
 
-def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` on: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
-    positions, part, items = _read(op, index, counts, values, first, n, fmt, packed, spill)
+def _decode(layout, index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n]: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
+    positions, items = _read(layout, index, counts, values, n, fmt, packed, spill)
     if fmt == "raw":
         return _placed(positions, items, n)
-    elements, start = items.new_empty((items.numel(),), dtype=dtype), part.items.start
+    elements = items.new_empty((items.numel(),), dtype=dtype)
     for block in _blocks(items.numel()):
-        scale = narrow.element_exponents(exponents, start + block.start, start + block.stop, scaling)
+        scale = narrow.element_exponents(exponents, block.start, block.stop, scaling)
         elements[block] = narrow.from_codes(items[block], fmt, dtype, scale)
     return _placed(positions, elements, n)
 
 
-zvc_decode = partial(_decode, "zvc_decode")
-csr_decode = partial(_decode, "csr_decode")
+zvc_decode = partial(_decode, "zvc")
+csr_decode = partial(_decode, "csr")
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
-    """items at their positions below n, which ascend; +0 elsewhere."""
+    """items at their positions; +0 elsewhere."""
     x = items.new_zeros((n,))
     source, target, done = _array(items), _array(x), 0
     for piece in positions:
-        if piece.size and piece[-1] >= n:
-            piece = piece[: np.searchsorted(piece, n)]
         target[piece] = source[done : done + piece.size]
         done += piece.size
     return x
@@ -260,16 +233,16 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
     target[zeroed:n] = 0
 
 
-def _relu_backward(op, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
     be grad.
     """
-    positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
+    positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
     bits = _array(items)
     _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
 
 
-zvc_relu_backward = partial(_relu_backward, "zvc_relu_backward")
-csr_relu_backward = partial(_relu_backward, "csr_relu_backward")
+zvc_relu_backward = partial(_relu_backward, "zvc")
+csr_relu_backward = partial(_relu_backward, "csr")

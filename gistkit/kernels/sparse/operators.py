@@ -3,9 +3,8 @@
 Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
 past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
 reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
-They are absolute, so a launch over some slots needs nothing but the slots' own counts and ends. Where a payload has a
-spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get the columns' run;
-nothing else differs.
+Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get
+the columns' run; nothing else differs.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
 packed arrays, where fp10 is int32 words in planes.
@@ -22,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ceil_div
 from gistkit.kernels.layout import bits_of
 from gistkit.kernels.ops import sparse_arrays
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
@@ -110,41 +109,28 @@ def _compact(columns, values, counts, stride: int, packed_columns, packed, spill
     )  # fmt: skip
 
 
-def zvc_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` of zvc's payload on: values at 1024 * slot (packed=False) or close together."""
+def zvc_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from zvc's payload: values at 1024 * slot (packed=False) or close together."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
-    ends, items = _ends(counts, ZVC_SLOT, values, packed, spill), values
-    if first or counts.numel() != ceil_div(n, ZVC_SLOT):
-        slots = slice(first, first + ceil_div(n, ZVC_SLOT))
-        index, counts, ends = index[first * ZVC_WORDS :], counts[slots], ends[slots]
-        items = values if packed else values[first * ZVC_SLOT :]
     launch_warps(
-        zvc_decode_kernel, ceil_div(n, ZVC_SLOT), x,
-        _item_view(x, fmt), index.view(torch.uint8), counts, ends, bits_of(items), exponents, n, _plane(values, fmt),
-        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, items),
+        zvc_decode_kernel, counts.numel(), x,
+        _item_view(x, fmt), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
+        bits_of(values), exponents, n, _plane(values, fmt),
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, values),
     )  # fmt: skip
     return x
 
 
-def csr_decode(index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from row ``first`` of csr's payload on: rows at 256 * row (packed=False) or close together."""
-    if spill is not None and first % CSR_ROWS:
-        # a program reads its rows as one run, and those of a group alone are one
-        before = first % CSR_ROWS
-        skipped, first = before * CSR_COLUMNS, first - before
-        args = (first, n + skipped, dtype, fmt, scaling, packed, spill)
-        return csr_decode(index, counts, values, exponents, *args)[skipped:]
+def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n] from csr's payload: rows at 256 * row (packed=False) or close together."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
-    rows = slice(first, first + ceil_div(n, CSR_COLUMNS))
-    skipped = 0 if packed else first * CSR_COLUMNS
-    columns, items = index[skipped:], values[skipped:]
-    there, columns_at = _csr_spill(counts, columns, values, spill)
+    there, columns_at = _csr_spill(counts, index, values, spill)
     launch_warps(
-        csr_decode_kernel, ceil_div(ceil_div(n, CSR_COLUMNS), CSR_ROWS), x,
-        _item_view(x, fmt), counts[rows], _ends(counts, CSR_COLUMNS, values, packed, spill)[rows], columns,
-        bits_of(items), exponents, there, n, _plane(values, fmt, spill), columns_at,
+        csr_decode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
+        _item_view(x, fmt), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index, bits_of(values),
+        exponents, there, n, _plane(values, fmt, spill), columns_at,
         SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
-        **_constants(x, n, fmt, packed, columns, items),
+        **_constants(x, n, fmt, packed, index, values),
     )  # fmt: skip
     return x
 

@@ -47,10 +47,7 @@ class HostValues(Coded):
 
     @torch.no_grad()
     def dense(self) -> torch.Tensor:
-        return restored(self.dense_range(0, self.encoded.numel), self.encoded)
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return _fetched(self._values[start:stop], self._device)
+        return restored(_fetched(self._values, self._device), self.encoded)
 
     @torch.no_grad()
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
@@ -70,12 +67,6 @@ class Delegating:
 
     def dense(self) -> torch.Tensor:
         return self.here().dense()
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return self.here().dense_range(start, stop)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.here().dense_rows(start, stop)
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return self.here().relu_backward(grad)

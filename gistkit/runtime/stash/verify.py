@@ -15,7 +15,6 @@ import torch
 
 from gistkit.ir import WORD_BYTES, part_bytes
 from gistkit.kernels import flat, is_dense
-from gistkit.runtime.stash.stash import Rows
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _LARGEST_WORD = 8
@@ -57,17 +56,14 @@ class Digest:
 
     def __init__(self, x: torch.Tensor) -> None:
         in_order = x.dim() > 1 and x.numel() > 0 and x.stride(0) * x.shape[0] == x.numel()
-        self.rows = x.shape[0] if in_order else 1
-        self._columns = max(1, part_bytes(x.numel() * x.element_size()) // WORD_BYTES // self.rows)
-        self._words = _words(x, self.rows, self._columns)
+        self._rows = x.shape[0] if in_order else 1
+        self._columns = max(1, part_bytes(x.numel() * x.element_size()) // WORD_BYTES // self._rows)
+        self._words = _words(x, self._rows, self._columns)
 
-    def matches(self, values: torch.Tensor, rows: Rows = None) -> bool:
-        """Whether values are bit for bit those of the tensor, or of its rows start to stop; of its memory order."""
+    def matches(self, values: torch.Tensor) -> bool:
+        """Whether values are bit for bit those of the tensor, in its memory order."""
         values = values if is_dense(values) else values.contiguous()
-        if rows is None:
-            return _words(values, self.rows, self._columns) == self._words
-        start, stop = rows
-        return _words(values, stop - start, self._columns) == self._words[start:stop]
+        return _words(values, self._rows, self._columns) == self._words
 
 
 @torch.no_grad()
@@ -85,31 +81,25 @@ def _words(x: torch.Tensor, rows: int, columns: int) -> list[int]:
 
 
 class Trial:
-    """Rebuilds a tensor (or rows of it) in the first of several ways that is exact, and hands nothing on that is not.
-    ``found`` is called with the way that gave all rows exactly; or with None where none does, and must raise then."""
+    """Rebuilds a tensor in the first of several ways that is exact, and hands nothing on that is not. ``found`` is
+    called with that way's number; or with None where none is exact, and must raise then."""
 
     def __init__(
-        self, ways: list[Callable[[Rows], torch.Tensor]], digest: Digest, found: Callable[[int | None], None]
+        self, ways: list[Callable[[], torch.Tensor]], digest: Digest, found: Callable[[int | None], None]
     ) -> None:
         self._ways, self._digest, self._found = ways, digest, found
-        self._at = 0
-        self._exact: set[int] = set()
+        self._exact = False
 
-    def dense(self, rows: Rows = None) -> torch.Tensor:
-        """The tensor or rows of it, exact."""
-        if len(self._exact) == self._digest.rows:
-            return self._ways[self._at](rows)
-        # a digest of a tensor whose rows are scattered is one of all of it
-        part = rows if self._digest.rows > 1 else None
-        while self._at < len(self._ways):
-            values = self._ways[self._at](part)
-            if self._digest.matches(values, part):
-                self._exact.update(range(*(part or (0, self._digest.rows))))
-                if len(self._exact) == self._digest.rows:
-                    self._found(self._at)
-                return values if part == rows or rows is None else values[slice(*rows)]
+    def dense(self) -> torch.Tensor:
+        """The tensor, exact."""
+        if self._exact:
+            return self._ways[0]()
+        for number, way in enumerate(self._ways):
+            values = way()
+            if self._digest.matches(values):
+                self._ways, self._exact = [way], True
+                self._found(number)
+                return values
             del values
-            self._at += 1
-            self._exact.clear()
         self._found(None)
         raise AssertionError("found() must raise where no way is exact")

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.codecs import CODECS, Sparse
-from gistkit.kernels.layout import flat
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload.host import HostValues
 from tests.support.tensors import float_values, plain_nan, same_bits
@@ -31,7 +30,6 @@ def cases(draw):
 def test_it_gives_what_the_codec_gives_and_takes_a_chunk_at_most(name, case, seed):
     (x, chunk_bytes), codec = case, CODECS[name]
     body, want = HostValues(codec, codec.begin(x), x.device, chunk_bytes), codec.decode(codec.encode(x))
-    start, stop = sorted((seed * x.numel() // 99, x.numel() // 2))
     grad = float_values(x.numel(), x.dtype, seed, 0.0, False).reshape(x.shape).nan_to_num(1.0)
     with LiveBytes() as live:
         values = body.dense()
@@ -39,8 +37,6 @@ def test_it_gives_what_the_codec_gives_and_takes_a_chunk_at_most(name, case, see
         masked = body.relu_backward(grad)
         assert live.peak_bytes <= values.nbytes + masked.nbytes + chunk_bytes
     assert same_bits(plain_nan(values), plain_nan(want)) and values.stride() == want.stride()
-    assert same_bits(plain_nan(body.dense_range(start, stop)), plain_nan(flat(want)[start:stop]))
-    assert same_bits(plain_nan(body.dense_rows(0, 1)), plain_nan(want[:1]))
     assert same_bits(masked, codec.relu_backward(codec.encode(x), grad))
 
 

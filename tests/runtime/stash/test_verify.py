@@ -65,15 +65,13 @@ def test_a_trial_takes_the_first_exact_way_and_hands_on_no_other():
     x, told = torch.randn(4, 100), []
 
     def way(values):
-        return lambda rows: (values if rows is None else values[slice(*rows)]).clone()
+        return lambda: values.clone()
 
     off = x.clone()
     off[3, 50] += 1
     trial = Trial([way(off), way(x)], Digest(x), told.append)
-    assert torch.equal(trial.dense((0, 2)), x[:2]) and told == []  # as far as is known the first is exact
-    assert torch.equal(trial.dense((2, 4)), x[2:]) and told == []
-    assert torch.equal(trial.dense(), x) and told == [1]
-    assert torch.equal(trial.dense((1, 3)), x[1:3]) and told == [1]
+    for _ in range(2):
+        assert torch.equal(trial.dense(), x) and told == [1]
 
     def refuse(number):
         assert number is None
