@@ -79,21 +79,15 @@ def _pack(x: torch.Tensor, counts: torch.Tensor, fmt: str, columns: bool) -> tup
     return values, where
 
 
-def _slot_items(counts: torch.Tensor, stride: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The used places of a scratch, a block of slots at a time: where the block starts, places in it."""
-    step = BLOCK // stride
-    for first in range(0, counts.numel(), step):
-        used = np.arange(stride, dtype=np.int16) < counts.numpy()[first : first + step, None]
-        yield first * stride, np.flatnonzero(used)
+def _used(counts: torch.Tensor, stride: int) -> torch.Tensor:
+    """bool[slots, stride]: the places of a scratch that hold an item."""
+    return torch.arange(stride, dtype=torch.int16) < counts[:, None]
 
 
 def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Tensor:
     """The scratch of packed: slot s starts at stride * s."""
     scratch = packed.new_empty((counts.numel() * stride,))
-    source, target, done = _array(packed), _array(scratch), 0
-    for first, places in _slot_items(counts, stride):
-        target[first : first + BLOCK][places] = source[done : done + places.size]
-        done += places.size
+    scratch.view(-1, stride)[_used(counts, stride)] = packed
     return scratch
 
 
@@ -108,24 +102,16 @@ def compact(
     """
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
-        return spilling.put((close,), counts, stride, total, spill)[0]
-    packed = scratch.new_empty((total,))
-    source, target, done = _array(scratch), _array(packed), 0
-    for first, places in _slot_items(counts, stride):
-        np.take(source[first : first + BLOCK], places, out=target[done : done + places.size], mode="clip")
-        done += places.size
+        return spilling.put(close, counts, total, spill)
+    packed, items = scratch.new_empty((total,)), scratch.view(-1, stride)[_used(counts, stride)]
+    packed[: items.numel()] = items
     return packed
 
 
 def csr_compact(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
-    if spill is not None:
-        stored = int(counts.sum(dtype=torch.int64))
-        close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
-        values, columns = spilling.put(close, counts, CSR_COLUMNS, total, spill)
-        return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
 
@@ -182,13 +168,13 @@ def _csr_positions(columns: torch.Tensor, counts: torch.Tensor) -> Iterator[np.n
 def _read(layout: str, index, counts, values, n: int, fmt: str, packed: bool, spill):
     """(positions of the stored elements, their items close together: bits for raw, else one code each)."""
     stride, total = STRIDES[layout], int(counts.sum(dtype=torch.int64))
-    arrays = (values,) if layout == "zvc" else (values, index)
-    if packed:
-        arrays = spilling.joined(spill, counts, stride, *arrays)
-    else:
-        arrays = tuple(compact(a, counts, stride, total) for a in arrays)
-    values = narrow.fp10_unpack(arrays[0], total) if packed and fmt == "fp10" else arrays[0][:total]
-    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(arrays[1], counts), values
+    if not packed:
+        values = compact(values, counts, stride, total)
+        index = compact(index, counts, stride, total) if layout == "csr" else index
+    elif spill is not None:
+        values = spilling.joined(spill, counts, values)
+    values = narrow.fp10_unpack(values, total) if packed and fmt == "fp10" else values[:total]
+    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(index, counts), values
 
 
 def _decode(layout, index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
