@@ -38,14 +38,14 @@ def device(monkeypatch):
         monkeypatch.setattr(operators, name, stand_in)
 
 
-@pytest.mark.parametrize("codec", STRIDES)
 @pytest.mark.parametrize(
-    "dtype, fmt, scaling, n",
+    "codec, dtype, fmt, scaling, n",
     [
-        (torch.bfloat16, "raw", "none", 2056),
-        (torch.float32, "raw", "none", 2003),  # elements are loaded one by one
-        (torch.float32, "fp8", "none", 2056),
-        (torch.bfloat16, "fp10", "block", 2056),
+        ("zvc", torch.bfloat16, "raw", "none", 2056),
+        ("csr", torch.bfloat16, "raw", "none", 2003),  # elements are loaded one by one
+        ("csr", torch.float32, "fp8", "none", 2056),
+        ("zvc", torch.bfloat16, "fp10", "block", 1032),
+        ("csr", torch.bfloat16, "fp16", "block", 1032),
     ],
 )
 def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):
@@ -83,8 +83,7 @@ class EmulatedReady:
             total.copy_(counts.sum())
 
 
-@pytest.mark.parametrize("dtype, fmt", [(torch.bfloat16, "raw"), (torch.float32, "raw"), (torch.float32, "fp8")])
-@pytest.mark.parametrize("n", [2056, 2003])
+@pytest.mark.parametrize("dtype, fmt, n", [(torch.bfloat16, "raw", 2003), (torch.float32, "fp8", 2056)])
 def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
     monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)
     monkeypatch.setattr(zvc_launches, "asm_level", lambda x: 90)
