@@ -6,7 +6,6 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
-from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
@@ -66,7 +65,7 @@ class Narrow(Codec):
     def __init__(self, name: str, fmt: formats.FloatFormat, scaling: str) -> None:
         super().__init__(name)
         self.fmt, self.scaling = fmt, scaling
-        self.error_bound = ErrorBound(fmt, scaling)
+        self.relative_error = fmt.relative_error
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)
@@ -89,7 +88,7 @@ class Integers(Codec):
     def __init__(self, name: str, bits: int) -> None:
         super().__init__(name)
         self.bits = bits
-        self.error_bound = RandomBound(bits)
+        self.relative_error = 1 / ((1 << bits) - 1)
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x, seed = dense_layout(x), torch.initial_seed()

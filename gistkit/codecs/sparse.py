@@ -23,7 +23,6 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, dense_layout, restored
-from gistkit.codecs.bounds import ErrorBound
 from gistkit.errors import GistError
 from gistkit.kernels import STRIDES, flat, ops, spill_bytes, value_dtype
 from gistkit.kernels.launch import direct
@@ -51,7 +50,7 @@ class Sparse(Codec):
         self.value_format = "raw" if fmt is None else fmt.name
         self._scratch_format = self.value_format if scaling == "none" else "raw"
         if fmt is not None:
-            self.error_bound = ErrorBound(fmt, scaling, packed=scaling != "none")
+            self.relative_error = fmt.relative_error
 
     def begin(self, x: torch.Tensor) -> Encoded:
         """The encoding of x with the scratch as its payload, ``pending`` (exact at once where x is empty)."""

@@ -196,9 +196,11 @@ def narrow_decode(
     codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, fmt: str, scaling: str
 ) -> torch.Tensor:
     """dtype[n] from what :func:`narrow_encode` made with the same fmt and scaling. Does not synchronise."""
-    if fmt == "fp10":
-        return _unpack10(codes, exponents, n, dtype, scaling)
     x = torch.empty((n,), dtype=dtype, device=codes.device)
+    if fmt == "fp10":
+        words, programs = codes.numel(), ceil_div(codes.numel(), DECODE_ROWS * SCALE_BLOCK)
+        launch(_unpack10_kernel, programs, x, codes, exponents, x, n, words, SCALING=scaling, ROWS=DECODE_ROWS)
+        return x
     shape = _shape(x, scaling)
     programs = ceil_div(n, shape["ROWS"] * shape["COLUMNS"])
     launch(_decode_kernel, programs, x, codes, exponents, x, n, FMT=fmt, **shape)
@@ -220,11 +222,3 @@ def _pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Ten
     programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)
     launch(_pack10_kernel, programs, x, x, words, exponents, n, length, SCALING=scaling, ROWS=ENCODE_ROWS)
     return words
-
-
-def _unpack10(words: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
-    """dtype[n] of the words that :func:`_pack10` made of values."""
-    x = torch.empty((n,), dtype=dtype, device=words.device)
-    programs = ceil_div(words.numel(), DECODE_ROWS * SCALE_BLOCK)
-    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, ROWS=DECODE_ROWS)
-    return x
