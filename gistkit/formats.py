@@ -77,6 +77,11 @@ class FloatFormat:
         """The smallest positive normal value; what rounds below it becomes zero in the unscaled forms."""
         return 2.0 ** (1 - self.bias)
 
+    @property
+    def relative_error(self) -> float:
+        """Share of itself by which rounding may move a value in the normal range."""
+        return 2.0 ** -(self.mantissa_bits + 1)
+
     def packed_bytes(self, n: int) -> int:
         """Bytes of n codes."""
         return fp10_words(n) * 4 if self.codes_per_word == 3 else n * self.bits // 8

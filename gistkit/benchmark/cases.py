@@ -102,7 +102,7 @@ def codec_cases() -> list[Case]:
         dtypes = None if floats else codec.dtypes
         for direction in _directions(codec):
             make = _codec_workload(codec, direction)
-            loss = codec.error_bound.relative if codec.error_bound else None
+            loss = codec.relative_error
             cuda_only = direction == "encode_spilled"
             cases.append(
                 Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)

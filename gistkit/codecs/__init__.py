@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 
 from gistkit.codecs.base import Codec, Encoded, aligned, dtype_of, restored
-from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.codecs.plain import Argmax, Bits, Dense, Integers, Mask1, Narrow
 from gistkit.codecs.sparse import Sparse
 from gistkit.formats import INT_FORMS, VALUE_FORMS
@@ -39,10 +38,8 @@ __all__ = [
     "VALUE_FORMS",
     "Codec",
     "Encoded",
-    "ErrorBound",
     "Integers",
     "Narrow",
-    "RandomBound",
     "Sparse",
     "aligned",
     "codec",

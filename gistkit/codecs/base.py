@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import torch
 
-from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.errors import GistError
 from gistkit.ir import FORMS
 from gistkit.kernels import flat, is_dense, like
@@ -111,11 +110,12 @@ class Codec(ABC):
     """A pair encode/decode over one tensor. Stateless: one object serves all tensors and threads.
 
     ``form`` is its row in the table of forms, which says what it keeps and in how many bytes; ``lossless`` and
-    ``dtypes`` (None: any) follow from it. ``error_bound``: for a lossy codec a callable tensor -> bound per element;
-    None where the codec is lossless, or keeps no values at all (``mask1``). No method waits for the device.
+    ``dtypes`` (None: any) follow from it. ``relative_error``: how far a lossy codec may move a value, as a share of
+    itself in its format's normal range, of integers as a share of the block's span; None where the codec is lossless,
+    or keeps no values at all (``mask1``). No method waits for the device.
     """
 
-    error_bound: ErrorBound | RandomBound | None = None
+    relative_error: float | None = None
 
     def __init__(self, name: str) -> None:
         self.name, self.form = name, FORMS[name]
@@ -148,13 +148,6 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, encoded: Encoded) -> torch.Tensor:
         """The tensor: same shape, strides and dtype."""
-
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        """Elements start..stop (0 <= start <= stop <= numel) in storage order, flat; the same bits as :meth:`decode`'s.
-
-        Codecs that can decode a part make no more than it and a little around it; this default makes all.
-        """
-        return flat(self.decode(encoded))[start:stop]
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's input gradient, the encoded tensor being the ReLU's output; bit for bit ``aten::threshold_backward``.

@@ -6,7 +6,6 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs.base import Codec, Encoded, aligned, check_grad, dense_layout, restored
-from gistkit.codecs.bounds import ErrorBound, RandomBound
 from gistkit.kernels import flat, nibbles_pack, nibbles_unpack, ops
 from gistkit.kernels.launch import direct
 
@@ -66,7 +65,7 @@ class Narrow(Codec):
     def __init__(self, name: str, fmt: formats.FloatFormat, scaling: str) -> None:
         super().__init__(name)
         self.fmt, self.scaling = fmt, scaling
-        self.error_bound = ErrorBound(fmt, scaling)
+        self.relative_error = fmt.relative_error
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)
@@ -76,17 +75,6 @@ class Narrow(Codec):
         codes, exponents = encoded.payload
         values = ops.narrow_decode(codes, exponents, encoded.numel, encoded.dtype, self.fmt.name, self.scaling)
         return restored(values, encoded)
-
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        if self.fmt.codes_per_word == 3:  # planes: neighbours lie in different words
-            return super().decode_range(encoded, start, stop)
-        codes, exponents = encoded.payload
-        first = start - start % formats.SCALE_BLOCK
-        if self.scaling == "block":
-            exponents = exponents[first // formats.SCALE_BLOCK : formats.ceil_div(stop, formats.SCALE_BLOCK)]
-        form = (encoded.dtype, self.fmt.name, self.scaling)
-        values = ops.narrow_decode(codes[first:stop], exponents, stop - first, *form)
-        return values[start - first :]
 
 
 class Integers(Codec):
@@ -100,7 +88,7 @@ class Integers(Codec):
     def __init__(self, name: str, bits: int) -> None:
         super().__init__(name)
         self.bits = bits
-        self.error_bound = RandomBound(bits)
+        self.relative_error = 1 / ((1 << bits) - 1)
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x, seed = dense_layout(x), torch.initial_seed()
@@ -109,13 +97,6 @@ class Integers(Codec):
 
     def decode(self, encoded: Encoded) -> torch.Tensor:
         return restored(ops.int_decode(*encoded.payload, encoded.numel, encoded.dtype, self.bits), encoded)
-
-    def decode_range(self, encoded: Encoded, start: int, stop: int) -> torch.Tensor:
-        block, end = start // formats.INT_BLOCK, formats.ceil_div(stop, formats.INT_BLOCK)
-        units, lows, steps = encoded.payload
-        first = block * formats.INT_BLOCK
-        part = units[block * formats.INT_UNITS : end * formats.INT_UNITS], lows[block:end], steps[block:end]
-        return ops.int_decode(*part, max(stop - first, 0), encoded.dtype, self.bits)[start - first :]
 
 
 class Bits(Codec):

@@ -14,7 +14,7 @@ from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 5
+FORMAT, VERSION = "gistkit.plan", 6
 REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 
@@ -71,15 +71,13 @@ class CallChoice:
     """How one covered call runs.
 
     ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
-    that pool. ``weight_grad_slices``: the batch slices in which a weight gradient is taken; no policy asks for several,
-    and no predicted peak knows of them. ``algorithm`` of a convolution is planner data: PyTorch picks its algorithms by
-    itself (:mod:`gistkit.planning.cost.algorithms`).
+    that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its algorithms by itself
+    (:mod:`gistkit.planning.cost.algorithms`).
     """
 
     covered: int
     op: str
     mask_in_pool: bool = False
-    weight_grad_slices: int = 1
     algorithm: str = ""
 
 

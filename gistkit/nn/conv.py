@@ -6,17 +6,15 @@ Two calls of the library cost the host more than one, 51 us each (ResNet-50, bat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, apply, demand_slices, keep_dense, once_differentiable, parameter_gradients, take
+from gistkit.nn.keep import Keep, apply, keep_dense, once_differentiable, take
 from gistkit.nn.pool import Size, pair
 from gistkit.nn.standin import Geometry, StandIn
 
@@ -33,7 +31,7 @@ class Prepared:
 
 class _Conv2d(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: Prepared, keep: Keep, slices: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: Prepared, keep: Keep) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         with torch._C._DisableAutocast():
             y = torch.conv2d(x, weight, bias, *call.geometry)
@@ -43,22 +41,22 @@ class _Conv2d(torch.autograd.Function):
         stand_in = call.stand_in if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
         ctx.save_for_backward(weight)
-        ctx.kept = (keep(x) if read else None, stand_in, call.geometry, slices)
+        ctx.kept = (keep(x) if read else None, stand_in, call.geometry)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, stand_in, geometry, slices = take(ctx)
+        kept, stand_in, geometry = take(ctx)
         (weight,) = ctx.saved_tensors
         (grad,) = grads
         needs_x, *needs = ctx.needs_input_grad[:3]
         if grad is None:
-            return (None,) * 6
+            return (None,) * 5
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
-            made_of = partial(geometry.backward, weight=weight, mask=(False, *needs))
-            (_, grad_weight, grad_bias), x = parameter_gradients(kept, grad, grad.shape[0], slices, made_of)
+            x = kept.dense()
+            _, grad_weight, grad_bias = geometry.backward(grad, x, weight, (False, *needs))
         if needs_x and stand_in.needs_input:
             x = kept.dense() if x is None else x
         elif needs_x:
@@ -66,7 +64,7 @@ class _Conv2d(torch.autograd.Function):
             x = stand_in.tensor(weight, geometry)
         if needs_x:
             grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
-        return grad_x, grad_weight, grad_bias, None, None, None
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -90,17 +88,16 @@ def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared |
 
 
 def carry_out(
-    call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep, slices: int = 1
+    call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, keep: Keep
 ) -> torch.Tensor:
-    """The prepared call on such operands. ``keep`` makes the hold on x, ``slices`` cut the weight gradient's batch."""
+    """The prepared call on such operands. ``keep`` makes the hold on x."""
     x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
     x = x if call.uneven is None else F.pad(x, call.uneven)
     batch = x if x.dim() == 4 else x.unsqueeze(0)
-    y = apply(_Conv2d, batch, weight, bias, call, keep, slices)
+    y = apply(_Conv2d, batch, weight, bias, call, keep)
     return y if x.dim() == 4 else y.squeeze(0)
 
 
-@renamed(slices="weight_grad_slices=")
 def conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -111,7 +108,6 @@ def conv2d(
     groups: int = 1,
     *,
     keep: Keep | None = None,
-    weight_grad_slices: int = 1,
 ) -> torch.Tensor:
     """``torch.nn.functional.conv2d``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
@@ -119,15 +115,13 @@ def conv2d(
     input: [N, C, H, W] or [C, H, W]; weight: [O, C/groups, KH, KW]; bias: [O] or None; fp32, bf16 or fp16; any other
     dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept. Nothing of the input is kept where neither weight
     nor bias needs a gradient. Backward decodes it, takes the weight and bias gradients, lets go of it, then takes the
-    input gradient. ``weight_grad_slices`` > 1 takes the weight gradient in that many batch slices, which sums in
-    another order. Under torch.autocast the operands are cast as PyTorch casts them (:func:`gistkit.nn.autocast.cast`).
-    Raises ValueError for weight_grad_slices < 1, and what ``torch.conv2d`` raises. Does not synchronise.
+    input gradient. Under torch.autocast the operands are cast as PyTorch casts them
+    (:func:`gistkit.nn.autocast.cast`). Raises what ``torch.conv2d`` raises. Does not synchronise.
     """
-    demand_slices("conv2d", weight_grad_slices)
     options = (stride, padding, dilation, groups)
     call = None
     if covered(input, weight, bias) and recorded(input, weight, bias) and not (keep is None and hooked()):
         call = prepare(input, weight, options)
     if call is None:
         return F.conv2d(input, weight, bias, *options)  # type: ignore[arg-type]
-    return carry_out(call, input, weight, bias, keep or keep_dense, weight_grad_slices)
+    return carry_out(call, input, weight, bias, keep or keep_dense)

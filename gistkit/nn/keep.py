@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from itertools import pairwise
 from operator import methodcaller
 from typing import Any, Protocol
 
@@ -72,16 +71,6 @@ class SavedAsIs:
         return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
-def rows_from(
-    dense_range: Callable[[int, int], torch.Tensor], size: torch.Size, stride: tuple[int, ...], start: int, stop: int
-) -> torch.Tensor | None:
-    """Rows start..stop of a tensor from its elements in storage order; None unless rows lie one behind the other."""
-    if stride[0] * size[0] != size.numel():
-        return None
-    values = dense_range(start * stride[0], stop * stride[0])
-    return values.as_strided((stop - start, *size[1:]), stride)
-
-
 class Coded:
     """A payload of one codec, decoded for each use."""
 
@@ -90,14 +79,6 @@ class Coded:
 
     def dense(self) -> torch.Tensor:
         return CODECS[self.encoded.codec].decode(self.encoded)
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return CODECS[self.encoded.codec].decode_range(self.encoded, start, stop)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the tensor, decoding no more than them where they lie one behind the other."""
-        rows = rows_from(self.dense_range, self.encoded.shape, self.encoded.stride, start, stop)
-        return self.dense()[start:stop] if rows is None else rows
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return CODECS[self.encoded.codec].relu_backward(self.encoded, grad)
@@ -206,45 +187,3 @@ def _leaves(node: Any) -> list[torch.Tensor]:
             if isinstance(getattr(edge, "variable", None), torch.Tensor):
                 leaves.append(edge.variable)
     return leaves
-
-
-Gradients = tuple[torch.Tensor | None, ...]
-
-
-def parameter_gradients(
-    kept: Kept, grad: torch.Tensor, batch: int, slices: int, made_of: Callable[[torch.Tensor, torch.Tensor], Gradients]
-) -> tuple[Gradients, torch.Tensor | None]:
-    """``made_of(grad, x)``, and the decoded x. In more than one slice the sums, carried in fp32, over at most so many
-    nearly equal runs of the batch's rows (class ``reassociated``), of which grad has several each perhaps, and None.
-
-    A Kept that offers ``dense_rows(start, stop)`` decodes row by row; of any other the whole tensor exists meanwhile.
-    """
-    if slices == 1:
-        x = kept.dense()
-        return made_of(grad, x), x
-    dense_rows = getattr(kept, "dense_rows", None)
-    if dense_rows is None:
-        whole = kept.dense()
-        dense_rows = lambda start, stop: whole[start:stop]  # noqa: E731
-    each, count = grad.shape[0] // batch, min(slices, batch)
-    bounds = [i * batch // count for i in range(count + 1)]
-    totals: list[torch.Tensor | None] = []
-    part: Gradients = ()
-    for start, stop in pairwise(bounds):
-        part = made_of(grad[start * each : stop * each], dense_rows(start, stop))
-        if start == 0:
-            totals = [None if g is None else g.to(torch.float32) for g in part]
-            continue
-        for total, g in zip(totals, part, strict=True):
-            if total is not None and g is not None:
-                total.add_(g)
-    return tuple([None if t is None or g is None else t.to(g.dtype) for t, g in zip(totals, part, strict=True)]), None
-
-
-def demand_slices(op: str, slices: int) -> None:
-    """Raise ValueError unless slices is an int of at least 1."""
-    if type(slices) is not int or slices < 1:
-        raise ValueError(
-            f"gistkit.functional.{op}: weight_grad_slices must be an int of at least 1, got {slices!r}; "
-            "pass 1 for exact sums"
-        )

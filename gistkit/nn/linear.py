@@ -7,22 +7,20 @@ And the weight is kept for the input's gradient alone: one that is made in the s
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
-from gistkit.nn.keep import Keep, demand_slices, keep_dense, once_differentiable, parameter_gradients, take
+from gistkit.nn.keep import Keep, keep_dense, once_differentiable, take
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, matrix: Any, bias: Any, keep: Keep, slices: int) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, matrix: Any, bias: Any, keep: Keep) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         with torch._C._DisableAutocast():
             y = F.linear(x, matrix.t(), bias)
@@ -30,39 +28,34 @@ class _Linear(torch.autograd.Function):
                 y = torch.ops.aten._unsafe_view(y, y.shape)
         ctx.save_for_backward(matrix if ctx.needs_input_grad[0] else None)
         shapes = x.shape, _column_major(x), matrix.shape, _column_major(matrix)
-        ctx.kept = (keep(x) if ctx.needs_input_grad[1] else None, shapes, slices)
+        ctx.kept = (keep(x) if ctx.needs_input_grad[1] else None, shapes)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept, (shape, column_major, features, by_columns), slices = take(ctx)
+        kept, (shape, column_major, features, by_columns) = take(ctx)
         (matrix,) = ctx.saved_tensors
         (grad,) = grads
         if grad is None:
-            return (None,) * 5
+            return (None,) * 4
         needs_x, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
         grad = grad.reshape(-1, features[1])
         grad_x = grad_matrix = grad_bias = None
         if needs_matrix:
-            made_of = partial(_matrix_gradient, inner=features[0], column_major=by_columns)
-            grad_matrix = parameter_gradients(kept, grad, shape[0], slices, made_of)[0][0]
-        kept = None
+            x = kept.dense().reshape(-1, features[0])
+            grad_matrix = grad.t().mm(x).t() if by_columns else x.t().mm(grad)
+        x = kept = None
         if needs_bias:
             grad_bias = grad.sum(0)
         if needs_x:
             grad_x = (matrix.mm(grad.t()).t() if column_major else grad.mm(matrix.t())).view(shape)
-        return grad_x, grad_matrix, grad_bias, None, None
+        return grad_x, grad_matrix, grad_bias, None
 
 
 def _column_major(x: torch.Tensor) -> bool:
     """Autograd's rule for mm: the gradient of a column-major matrix is made column-major."""
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
-
-
-def _matrix_gradient(grad: torch.Tensor, x: torch.Tensor, inner: int, column_major: bool) -> tuple[torch.Tensor]:
-    x = x.reshape(-1, inner)
-    return (grad.t().mm(x).t() if column_major else x.t().mm(grad),)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -73,27 +66,24 @@ def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     return bias is None or bias.dim() == 1
 
 
-@renamed(slices="weight_grad_slices=")
 def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
     keep: Keep | None = None,
-    weight_grad_slices: int = 1,
 ) -> torch.Tensor:
     """``torch.nn.functional.linear``, bit for bit, that keeps its input as ``keep`` makes it (default: the tensor,
     or whatever the saved-tensor hooks in force make of it).
 
     input: [..., I] with at least one leading dimension, contiguous if there are several; weight: [O, I]; bias: [O] or
     None; fp32, bf16 or fp16; any other geometry or dtype is PyTorch's own op. ``keep``: a callable tensor -> Kept.
-    Nothing of the input is kept where the weight needs no gradient. ``weight_grad_slices``, autocast and errors: as
-    :func:`gistkit.nn.conv.conv2d`'s, slices running over the first dimension. Does not synchronise.
+    Nothing of the input is kept where the weight needs no gradient. Autocast and errors: as
+    :func:`gistkit.nn.conv.conv2d`'s. Does not synchronise.
     """
-    demand_slices("linear", weight_grad_slices)
     x = input
     ours = recorded(x, weight, bias) and covered(x, weight, bias) and not (keep is None and hooked())
     if not ours or not takes(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
-    return _Linear.apply(x, weight.t(), bias, keep or keep_dense, weight_grad_slices)
+    return _Linear.apply(x, weight.t(), bias, keep or keep_dense)

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from gistkit.codecs import Encoded
 from gistkit.errors import renamed
-from gistkit.kernels import flat, is_dense, ops
+from gistkit.kernels import is_dense
 from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, overwritable, recorded
-from gistkit.nn.keep import Coded, Keep, apply, once_differentiable, take
+from gistkit.nn.keep import Keep, apply, keep_coded, once_differentiable, take
 
 
 class _Passes:
@@ -25,20 +24,10 @@ class _Passes:
 
 class _ReLU(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep | None) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, inplace: bool, keep: Keep) -> torch.Tensor:
         ctx.set_materialize_grads(False)
-        if keep is not None:
-            y = torch.relu_(x) if inplace else torch.relu(x)
-            ctx.kept = None if inplace else keep(y)
-        else:
-            if inplace:
-                y, mask = x, direct.relu_mask1_(x)
-            elif is_dense(x):
-                y, mask = direct.relu_mask1(x)
-            else:
-                y = torch.relu(x)
-                mask = ops.mask1_encode(flat(y))
-            ctx.kept = Coded(Encoded("mask1", (mask,), y))
+        y = torch.relu_(x) if inplace else torch.relu(x)
+        ctx.kept = None if inplace else keep(y)
         if inplace:
             ctx.mark_dirty(y)
         return y
@@ -73,8 +62,11 @@ def run(x: torch.Tensor, inplace: bool, keep: Keep | None = None) -> torch.Tenso
     """:func:`relu` for an x that is covered (:func:`gistkit.nn.eligible.covered`)."""
     if not recorded(x) or x.numel() == 0 or (inplace and not (overwritable(x) and is_dense(x))):
         return torch.relu_(x) if inplace else torch.relu(x)
+    if keep is None and is_dense(x):
+        return apply(_MaskedReLU, x, inplace, direct.Masks(x))
+    keep = keep or keep_coded("mask1")
     y = apply(_ReLU, x, inplace, keep)
-    if inplace and keep is not None:
+    if inplace:
         # only now: autograd counts one more version of x when an in-place Function returns
         with torch.no_grad():
             y.grad_fn.kept = keep(y)  # type: ignore[union-attr]

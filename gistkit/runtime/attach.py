@@ -25,7 +25,6 @@ from gistkit.runtime.stand_in import CompressedForward, compressed_forward, name
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 FIDELITIES = ("bitwise", "reassociated")
-SLICES = 8
 
 
 def compress(
@@ -53,8 +52,8 @@ def compress(
     ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
     per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``, or at random and without bias to integers between the ends of
     blocks of 256, ``int4s`` or ``int2s``. True is ``int4s``, by the table of docs/accuracy.md.
-    ``fidelity="reassociated"``: takes weight gradients in batch slices, which sums in another order. ``sparse=False``:
-    takes no form whose size depends on the values. A CUDA graph cannot hold those and keeps such storages as they are;
+    ``fidelity="reassociated"``: what ``torch.compile`` makes of the model may sum otherwise. ``sparse=False``: takes no
+    form whose size depends on the values. A CUDA graph cannot hold those and keeps such storages as they are;
     without them it keeps, and rounds, what single steps do. ``min_gain``: a plan that saves at most this share of the
     kept bytes is not carried out; the model's own forward runs untouched, and the report says so.
 
@@ -106,8 +105,7 @@ def compress(
             )
     if plan is not None:
         lossy = check_plan(plan, lossy)
-    slices = SLICES if fidelity == "reassociated" else 1
-    settings = Settings(lossy, fidelity, slices, min_gain, max_error, remeasure_every or 0, sparse)
+    settings = Settings(lossy, fidelity, min_gain, max_error, remeasure_every or 0, sparse)
     _stand_in(model, settings, plan).attach()
     return model
 

@@ -12,8 +12,8 @@ from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_k
 from tests.aot import test_mask, test_narrow, test_sparse
 from tests.aot.harness import compile_kernel
 
-TILES = {"FMT": "fp8", "ROWS": ROWS[4], "ALIGNED": True}
-BLOCKS = {"FMT": "fp8", "ROWS": narrow.BLOCK_ROWS}
+TILES = {"FMT": "fp8", "SCALED": False, "ROWS": ROWS[4], "COLUMNS": 8}
+BLOCKS = {"FMT": "fp8", "SCALED": True, "ROWS": narrow.BLOCK_ROWS, "COLUMNS": 128}
 
 
 def masks(name, **constexprs):
@@ -29,10 +29,10 @@ KERNELS = {
     "mask encode": masks("_pack_kernel", RELU=False, KEEP_ZERO=False),
     "mask backward": masks("_select_kernel"),
     "flags pack": lambda: compile_kernel(test_mask.kernels._pack_flags_kernel, FLAGS, {"ROWS": 512}, 90, NUM_WARPS),
-    "narrow encode": narrows(narrow._encode_kernel, **TILES, ASM=90),
+    "narrow encode": narrows(narrow._encode_kernel, **TILES, ASM=90, ALIGNED=True),
     "narrow decode": narrows(narrow._decode_kernel, **TILES),
-    "narrow encode per block": narrows(narrow._block_encode_kernel, **BLOCKS, ASM=90, ALIGNED=True),
-    "narrow decode per block": narrows(narrow._block_decode_kernel, **BLOCKS),
+    "narrow encode per block": narrows(narrow._encode_kernel, **BLOCKS, ASM=90, ALIGNED=True),
+    "narrow decode per block": narrows(narrow._decode_kernel, **BLOCKS),
     "fp10 encode": narrows(narrow._pack10_kernel, SCALING="none", ROWS=narrow.ENCODE_ROWS),
     "fp10 decode": narrows(narrow._unpack10_kernel, SCALING="none", ROWS=narrow.DECODE_ROWS),
     "zvc encode": lambda: test_sparse.compiled(zvc_encode_kernel, "fp32"),

@@ -113,20 +113,6 @@ def test_an_encoding_is_settled_on_its_own_stream_only():
     assert same_bits(CODECS["zvc"].decode(encoded), x)
 
 
-def test_slots_of_dropped_encodings_are_reused_without_mixing_counts():
-    packer = ExactPacker()
-    xs = [host_values((20_000 + 999 * i,), torch.float32, seed=i).cuda() for i in range(7)]
-    for round_ in range(60):
-        held = [(x, packer.encode(CODECS["csr"], x)) for x in xs]
-        del held[round_ % 7 :: 3]
-        if round_ % 5 == 0:
-            torch.cuda.synchronize()
-        packer.poll()
-        for x, encoded in held:
-            assert encoded.pending or encoded.nonzeros == int((x.view(torch.int32) != 0).sum())
-            assert same_bits(CODECS["csr"].decode(encoded), x)
-
-
 def test_settling_gives_the_scratch_back():
     packer = ExactPacker()
     x = torch.relu(torch.randn(1 << 22, device="cuda"))

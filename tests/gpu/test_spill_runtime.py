@@ -53,8 +53,8 @@ def _waits(*_: object) -> None:
 
 
 def chain(bias: float = 0.0) -> nn.Module:
-    """ReLUs between convolutions, whose outputs backward reads by sign and by value; the layers of a negative bias keep
-    their shares of non-zeros, from a third to none, so that zvc and csr both come by."""
+    """ReLUs between convolutions, whose outputs backward reads by sign and by value; by a bias of -0.2 they let 0.29 to
+    0.5 pass, above what csr is chosen for."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for i in range(LAYERS):
@@ -194,8 +194,7 @@ def test_a_host_far_ahead_holds_one_scratch_and_what_was_forecast(monkeypatch):
     print(f"\nkept {kept}, peak {peak}; unbounded {scratches_kept}, {scratches_peak}")
 
 
-# Where next to nothing is stored a lossy plan takes lossless csr, by densities that may have come a step later.
-@pytest.mark.parametrize(("lossy", "bias"), [(None, -0.5), ("fp16", 0.0), ("fp8", 0.0)])
+@pytest.mark.parametrize(("lossy", "bias"), [(None, -0.2), ("fp16", 0.0), ("fp8", 0.0)])
 def test_a_jump_of_density_goes_through_the_hosts_memory_and_every_bit_is_the_same(lossy, bias, monkeypatch):
     model, warm = (gistkit.compress(chain(bias), lossy=lossy) for _ in range(2))
     plain = chain(bias) if lossy is None else gistkit.compress(chain(bias), lossy=lossy)
@@ -225,26 +224,8 @@ def test_a_jump_of_density_goes_through_the_hosts_memory_and_every_bit_is_the_sa
         assert lent_bytes(engine_of(model)._packer._spill) == 0
 
 
-def test_a_retained_graph_reads_the_hosts_memory_before_and_after_the_counts():
-    plain, model = chain(-0.5), gistkit.compress(chain(-0.5))
-    for seed in range(3):
-        step(plain, seed)
-        step(model, seed)
-    for m in (plain, model):
-        brighten(m, 1.0)
-    loss, parameters = forward(model, batch(3)), list(model.parameters())
-    early = torch.autograd.grad(loss, parameters, retain_graph=True)
-    torch.cuda.synchronize()
-    engine_of(model)._packer.poll()
-    assert lent_bytes(engine_of(model)._packer._spill) > 0
-    late = torch.autograd.grad(loss, parameters)
-    assert lent_bytes(engine_of(model)._packer._spill) == 0
-    want = torch.autograd.grad(forward(plain, batch(3)), list(plain.parameters()))
-    assert equal(list(early), list(want)) and equal(list(late), list(want))
-
-
 def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_is_gone(monkeypatch):
-    plain, model = chain(-0.5), gistkit.compress(chain(-0.5))
+    plain, model = chain(-0.2), gistkit.compress(chain(-0.2))
     for seed in range(3):
         step(plain, seed)
         step(model, seed)
@@ -270,7 +251,7 @@ def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_
 
 
 def test_streams_have_memory_of_their_own():
-    plain, model = chain(-0.5), gistkit.compress(chain(-0.5))
+    plain, model = chain(-0.2), gistkit.compress(chain(-0.2))
     side = torch.cuda.Stream()
     for seed in range(5):
         if seed == 3:

@@ -18,18 +18,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:(invalid value|overflow|All-NaN 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("bits", INT_FORMS.values())
-@settings(max_examples=8)
-@given(n=st.one_of(st.integers(0, 600), st.integers(0, 5000)), seed=st.integers(0, 2**24 - 1))
-@example(n=8192, seed=2**24 - 1)
-@example(n=1, seed=2)
+@settings(max_examples=3)
+@given(n=st.integers(0, 600), seed=st.integers(0, 2**24 - 1))
+@example(n=4096, seed=2**24 - 1)
 @example(n=4096 + 255, seed=0)
 def test_kernels_equal_the_oracle(bits, dtype, n, seed):
     x = values_of(n, dtype, seed % 9999, 0.2, seed % 5 == 0)
     assert_integers(kernels, x, bits, seed, "cpu", FLOATS if n < 600 else (dtype,))
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("bits", INT_FORMS.values())
+@pytest.mark.parametrize("bits, dtype", [(4, torch.float32), (4, torch.bfloat16), (2, torch.float16)], ids=str)
 def test_blocks_of_every_span(bits, dtype):
     """A block a power of two, all of them at fp32's upper end: spans from nothing to more than fp32 has, zeros of both
     signs among the values."""

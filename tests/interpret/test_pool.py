@@ -47,18 +47,13 @@ def check(case: PoolCase) -> None:
     assert grad_x.stride() == expected.stride()
 
 
+@settings(max_examples=30)
 @given(pool_cases())
 def test_kernels_equal_the_oracle(case):
     check(case)
 
 
-@settings(max_examples=20)
-@given(pool_cases(windows=st.sampled_from(COMMON_WINDOWS), max_size=20))
-def test_common_windows_equal_the_oracle(case):
-    check(case)
-
-
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(pool_cases(max_size=8))
 def test_parts_of_the_batch_equal_the_oracle(case):
     with pytest.MonkeyPatch.context() as patch:
@@ -81,8 +76,7 @@ def _case(
         (_case((1, 2, 13, 13), COMMON_WINDOWS[1]), {"_launch_pairs", "_launch_quads"}),
         (_case((1, 2, 7, 8), COMMON_WINDOWS[0], ceil_mode=True), {"_launch_pairs", "_launch_backward_pairs"}),
         (_case((2, 16, 6, 6), COMMON_WINDOWS[2], layout=torch.channels_last), {"_launch_forward", "_launch_quads"}),
-        (_case((1, 1, 9, 9), ((9, 9), (1, 1), (0, 0)), bits=8), {"_launch_forward", "_launch_backward"}),
-        (_case((1, 3, 33, 40), ((16, 15), (7, 9), (8, 7)), bits=8), {"_launch_forward", "_launch_backward"}),
+        (_case((1, 1, 18, 20), ((5, 4), (3, 2), (2, 2)), bits=8), {"_launch_forward", "_launch_backward"}),
     ],
 )
 def test_each_kernel_runs_where_it_should(case, kernels, monkeypatch):
@@ -101,16 +95,15 @@ def test_a_window_of_zeros_names_its_first_position_inside(layout):
 
 
 @pytest.mark.parametrize(
-    "shape, windows",
+    "shape, windows, layout",
     [
-        ((1, 3, 40, 40), COMMON_WINDOWS[0]),
-        ((1, 8, 26, 26), COMMON_WINDOWS[2]),
+        ((1, 3, 40, 40), COMMON_WINDOWS[0], torch.contiguous_format),
+        ((1, 8, 26, 26), COMMON_WINDOWS[2], torch.channels_last),
         # an odd number of outputs a plane (169, 81): the second program's first code is in a high nibble
-        ((2, 7, 27, 27), COMMON_WINDOWS[1]),
-        ((2, 7, 27, 27), ((3, 3), (3, 3), (0, 0))),
+        ((2, 7, 27, 27), COMMON_WINDOWS[1], torch.contiguous_format),
+        ((2, 7, 27, 27), ((3, 3), (3, 3), (0, 0)), torch.contiguous_format),
     ],
 )
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_several_programs(shape, windows, layout):
     check(_case(shape, windows, layout=layout))
 
@@ -127,8 +120,10 @@ KEYED = (*COMMON_WINDOWS[1:], ((3, 3), (1, 2), (1, 1)), ((2, 3), (2, 2), (0, 1))
 
 @pytest.mark.parametrize("windows", KEYED)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("relu, keep_zero", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    "relu, keep_zero, dtype",
+    [(False, False, torch.bfloat16), (True, False, torch.float16), (True, True, torch.bfloat16)],
+)
 def test_16_bit_maxima_are_the_bits_of_the_input(relu, keep_zero, dtype, layout, windows, monkeypatch):
     """Windows compared by keys: the oracle's codes and, payloads and zeros' signs included, the bits that they name."""
     monkeypatch.setattr(pool, "relu_keeps_negative_zero", lambda x: keep_zero)

@@ -24,12 +24,11 @@ def rebuilt(call, x, *args):
     return plain_nan(out)
 
 
-@dtypes
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("keep_zero", [False, True])
-def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
+@pytest.mark.parametrize("number, size", list(enumerate(SIZES)), ids=str)
+def test_kernel_equals_the_oracle(number, size, monkeypatch):
+    keep_zero = number % 2 == 0
     monkeypatch.setattr(kernels, "relu_keeps_negative_zero", lambda x: keep_zero)
-    x, other, norm, second = operands(size, dtype, sum(size))
+    x, other, norm, second = operands(size, FLOATS[number % 3], sum(size))
     plane = size[2]
     for relu in (False, True) if keep_zero else (True,):  # without a ReLU there is nothing to keep
         for more in ((None, [], ""), (other, [], ""), (other, second, "fused")):
@@ -39,8 +38,8 @@ def test_kernel_equals_the_oracle(dtype, size, keep_zero, monkeypatch):
             assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), want)
 
 
-@dtypes
-@settings(max_examples=12, deadline=None, derandomize=True)
+@pytest.mark.parametrize("dtype", FLOATS[:2], ids=str)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(images=st.integers(1, 2), eights=st.integers(1, 3), plane=st.integers(8, 300))
 def test_planes_across_rows(dtype, images, eights, plane):
     x, other, norm, second = operands((images, 8 * eights, plane), dtype, plane)
@@ -58,9 +57,8 @@ def test_the_reciprocal_of_a_long_plane_is_too_large(monkeypatch):
     assert same_bits(rebuilt(kernels.bn_rebuild, x, *args), rebuilt(reference.bn_rebuild, x, *args))
 
 
-@dtypes
+@pytest.mark.parametrize("dtype, plane", [(torch.float32, 96), (torch.bfloat16, 99), (torch.float16, 96)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("plane", [96, 99])
 def test_every_form_rounds_as_written(dtype, form, plane):
     x, other, norm, second = operands((2, 24, plane), dtype, 5)
     for more in ((None, [], ""), (other, second, form)):
@@ -87,10 +85,9 @@ def test_the_forms_differ():
     assert not any(same_bits(a, b) for i, a in enumerate(found) for b in found[:i])
 
 
-@dtypes
 @pytest.mark.parametrize("into", ["x", "other"])
-def test_the_result_may_lie_in_an_operand(dtype, into):
-    x, other, norm, _ = operands((2, 5, 49), dtype, 3)
+def test_the_result_may_lie_in_an_operand(into):
+    x, other, norm, _ = operands((2, 5, 49), torch.bfloat16, 3)
     args = (norm, "scaled", 49, other, [], "", True)
     want = rebuilt(reference.bn_rebuild, x, *args)
     x, other = x.clone(), other.clone()

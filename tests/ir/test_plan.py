@@ -64,7 +64,7 @@ def edited(**changes):
         (plan().to_json()[:-20], r"expected JSON, got other text \(.*\); give the whole file as to_json"),
         ("[]", "format: expected 'gistkit.plan', got None"),
         (edited(format="gistkit.hardware"), "format: expected 'gistkit.plan', got 'gistkit.hardware'"),
-        (edited(version=4), "version: expected 5, got 4; give the whole file as to_json wrote it, or plan again"),
+        (edited(version=5), "version: expected 6, got 5; give the whole file as to_json wrote it, or plan again"),
         ("[" * 100_000, "expected JSON"),
         (edited(step_s=float("nan")), "expected JSON"),
         (edited(decisions={}), "decisions: expected `array`, got `object`"),
@@ -73,7 +73,7 @@ def edited(**changes):
         (edited(decisions__1__codec=None), r"decisions\[1\]: object missing required field `codec`"),
         (edited(decisions__1__storage="3"), r"decisions\[1\].storage: expected `int`, got `str`"),
         (edited(choices__0__mask_in_pool=1), r"choices\[0\].mask_in_pool: expected `bool`, got `int`"),
-        (edited(choices__0__weight_grad_slices=True), r"choices\[0\].weight_grad_slices: expected `int`, got `bool`"),
+        (edited(choices__0__covered=True), r"choices\[0\].covered: expected `int`, got `bool`"),
         (edited(fingerprint=None), "; object missing required field `fingerprint`"),
     ],
 )
@@ -88,7 +88,7 @@ CHANGES = {
     "contract__lossy": "fp16", "contract__reserved_bytes": -(10**9), "contract__training": False,
     "prediction__plain_step_s": 9.0, "details__segments": 4, "peak_bytes": 1, "step_s": 1e-9, "lower_bound_bytes": 3,
     "gap": 0.0, "sub_batches": 2, "fidelity": "lossy", "hardware": "h200", "decisions__0__reason": "another",
-    "choices__0__weight_grad_slices": 2,
+    "choices__0__mask_in_pool": False,
 }  # fmt: skip
 
 

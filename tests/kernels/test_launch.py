@@ -71,10 +71,6 @@ def test_what_triton_specialises_on_makes_another_kind(launched, change):
     assert len(compiled) == 2 and len(compiled[1].calls) == 1
 
 
-def test_alignment_is_told_by_the_address(launched):
-    assert len(launched(x=X[4:])) == 1 and len(launched(x=X[2:])) == 2
-
-
 @pytest.fixture
 def kernel(monkeypatch):
     """A kernel on device 0, which is the current one."""

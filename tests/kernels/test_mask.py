@@ -59,7 +59,7 @@ def test_bit_j_of_byte_i_is_element_8i_plus_j(n, seed):
 
 
 @dtypes
-@pytest.mark.parametrize("p", [0.1, 0.3, 0.5, 0.9])
+@pytest.mark.parametrize("p", [0.3, 0.5])
 def test_dropout_backward_is_pytorchs(dtype, p):
     x = torch.ones(3001, dtype=dtype, requires_grad=True)
     y = F.dropout(x, p)

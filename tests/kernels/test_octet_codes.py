@@ -56,7 +56,7 @@ def test_fp32_values_become_the_oracles_fp8():
         assert np.array_equal((made >> (8 * place)) & 0xFF, oracle_codes(patterns, torch.float32, "fp8"))
 
 
-@pytest.mark.parametrize("exponent", (None, 16, 100, 119, 127, 142, 200, 254, 255))
+@pytest.mark.parametrize("exponent", (None, 16, 119, 142, 255))
 @pytest.mark.parametrize("fmt, bits, max_exponent", [("fp8", 8, 8), ("fp10", 10, 15), ("fp16", 16, 15)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_code_decodes_as_the_oracle_has_it(kind, fmt, bits, max_exponent, exponent):

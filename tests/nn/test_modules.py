@@ -73,15 +73,6 @@ def test_nothing_of_gistkit_runs_in_eval_or_without_gradients(name, monkeypatch)
         module.train()(x)
 
 
-@pytest.mark.parametrize("args", [(2,), (3, 2, 1), dict(kernel_size=3, stride=1, dilation=2, ceil_mode=True)])
-def test_relu_max_pool2d(args):
-    pool = (lambda cls: cls(**args)) if isinstance(args, dict) else (lambda cls: cls(*args))
-    own, plain = pool(gnn.ReLUMaxPool2d), torch.nn.Sequential(torch.nn.ReLU(), pool(torch.nn.MaxPool2d))
-    x = planted(IMAGE, special=False)
-    assert _same(_step(own, x), _step(plain, x))
-    assert same_bits(own.eval()(x), plain(x))
-
-
 @pytest.mark.parametrize("name, args", [("Conv2d", (6, 4, 3)), ("Linear", (8, 5)), ("BatchNorm2d", (6,))])
 def test_codec(name, args):
     own, plain = getattr(gnn, name)(*args, codec="zvc"), getattr(torch.nn, name)(*args)

@@ -9,12 +9,11 @@ from gistkit.nn.keep import keep_coded
 from gistkit.nn.norm import rebuild_candidates
 from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
-SHAPES = [(4, 6, 5, 7), (4, 16, 3, 3), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
+SHAPES = [(4, 6, 5, 7), (4, 40, 3, 3), (9, 6), (3, 6, 8), (2, 3, 2, 3, 2)]
 CASES = [
     (shape, dtype, parameters, layout)
     for shape in SHAPES
-    for dtype in DTYPES
-    for parameters in ("same", "none", *(["fp32"] if dtype != torch.float32 else []))
+    for dtype, parameters in zip(DTYPES, ("same", "fp32", "none"), strict=True)
     for layout in ("contiguous", "permuted", *(["channels_last"] if len(shape) == 4 else []))
 ]
 """``parameters``: of the input's dtype, of fp32, or none."""
@@ -50,7 +49,7 @@ def test_batch_norm(shape, dtype, parameters, layout):
     assert len(got) == 4 and all(same_bits(a, b) for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("keep", [None, keep_coded("dense"), keep_coded("zvc")])
+@pytest.mark.parametrize("keep", [None, keep_coded("zvc")])
 @pytest.mark.parametrize(
     ("layout", "needs"), [*((layout, NEEDS[0]) for layout in LAYOUTS), *(("contiguous", needs) for needs in NEEDS[1:])]
 )

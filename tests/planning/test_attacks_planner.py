@@ -54,7 +54,7 @@ def test_the_plan_itself_is_carried_out():
         (lambda: with_decision("rebuild", recipe=("x",)), r"recipe must be a \(\"relu\", ...\) of terms .*got"),
         (lambda: with_decision("rebuild", recipe=("relu", ("add", ("bn", 1)))), r"recipe must be a"),
         (lambda: replace(plan(), decisions=plan().decisions * 2), r"one for each storage, got a second one"),
-        (lambda: with_choice(weight_grad_slices=-2), r"sub_batches and weight_grad_slices must be at least 1, got -2"),
+        (lambda: replace(plan(), sub_batches=-2), r"sub_batches must be at least 1, got -2"),
         (lambda: with_choice(covered=99), r"covered call 99 must be for a call that exists, got"),
         (lambda: with_choice(op="linear"), r"must be for \w+, got linear"),
     ],

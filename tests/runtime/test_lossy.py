@@ -12,6 +12,7 @@ import gistkit
 from gistkit.codecs import CODECS
 from gistkit.formats import INT_FORMS, LOSSY_FORMS
 from gistkit.runtime.stash.verify import same_bits
+from tests.support.bounds import error_bound
 from tests.support.models import convolutions
 from tests.support.training import batches
 
@@ -51,7 +52,7 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
     kept = torch.relu(plain[0](x)).detach()
     row = next(r for r in gistkit.report(twin).stats.rows if r.op == "relu" and r.plain_bytes)
     assert row.codec == lossy if lossy in INT_FORMS else row.codec.endswith("+" + lossy)
-    error = CODECS[row.codec].error_bound(kept)
+    error = error_bound(CODECS[row.codec], kept)
     # The gradient is linear in the kept input: the error of each element times |grad|, summed. Both sums have n terms
     # and are off by at most n eps times the sum of their magnitudes (Higham, eq. 4.4), the kept one grown by its error.
     terms, eps = grad[:, 0].numel(), torch.finfo(torch.float32).eps

@@ -1,4 +1,4 @@
-"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of octet_codes.py and pair_codes.py.
+"""Runs straight-line PTX on numpy arrays, a lane an element: the instructions of octet_codes.py and maxima.py.
 
 Written after the PTX ISA: a conversion or a minimum of floats gives a NaN as 0x7FFF (e4m3: 0x7F), in pairs the last
 named operand is the lower half. Registers are uint32; 16-bit halves uint16; predicates bool.
@@ -89,17 +89,6 @@ def _at_least(kind: str):
     return lambda x, y: np.where(_half_value(x, kind) < _half_value(y, kind), 0, 0xFFFF).astype(np.uint16)
 
 
-def _chosen(larger: bool):
-    """The larger or smaller of two bf16; a NaN loses, and of two a NaN comes out."""
-
-    def choose(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        x, y = _half_value(a, "bf16"), _half_value(b, "bf16")
-        first = np.isnan(y) | ((x > y) if larger else (x < y))
-        return np.where(np.isnan(x) & np.isnan(y), 0x7FFF, np.where(first, a, b)).astype(np.uint16)
-
-    return lambda a, b: _by_half(choose, a, b)
-
-
 def _fused(kind: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c of halves. Rounded to odd on the way to fp32, so that the second rounding is the only one."""
     exact = [_half_value(h, kind).astype(np.float64) for h in (a, b, c)]
@@ -127,7 +116,6 @@ INSTRUCTIONS = {
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "xor.b32": lambda a, b: a ^ b,
-    "not.b32": lambda a: ~a,
     "add.u32": lambda a, b: a + b,
     "sub.u32": lambda a, b: a - b,
     "shl.b32": lambda a, b: a << b,
@@ -140,8 +128,6 @@ INSTRUCTIONS = {
     "min.u16x2": lambda a, b: _by_half(np.minimum, a, b),
     "max.u16x2": lambda a, b: _by_half(np.maximum, a, b),
     "min.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _minimum(x, y, "bf16"), a, b),
-    "min.bf16x2": _chosen(larger=False),
-    "max.bf16x2": _chosen(larger=True),
     "max.NaN.bf16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "bf16"), a, b),
     "max.NaN.f16x2": lambda a, b: _by_half(lambda x, y: _maximum(x, y, "f16"), a, b),
     "fma.rn.bf16x2": _fused_halves("bf16"),

@@ -70,7 +70,7 @@ def payloads(kernels: ModuleType, case: SparseCase, codec: str) -> list[tuple]:
 
 def decoded(kernels: ModuleType, case: SparseCase, payload: tuple, codec: str) -> torch.Tensor:
     """The whole of x from a payload and its form."""
-    whole = (0, case.x.numel(), case.x.dtype)
+    whole = (case.x.numel(), case.x.dtype)
     return getattr(kernels, f"{codec}_decode")(*payload[:4], *whole, *payload[4:])
 
 

@@ -30,22 +30,6 @@ def _is_plain(x: torch.Tensor) -> bool:
     return x.is_cuda and type(x) is torch.Tensor and not dispatch_modes()
 
 
-def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``ops.relu_mask1`` of a dense x of any shape, whose geometry relu(x) has."""
-    if _is_plain(x):
-        return ops.launchers("mask").relu_mask1(x)
-    values, bits = ops.relu_mask1(flat(x))
-    # detached: a view made in a Function's forward would refuse to be modified in place later
-    return like(values, x.shape, x.stride()).detach(), bits
-
-
-def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
-    """``ops.relu_mask1_`` of a dense x of any shape."""
-    if _is_plain(x):
-        return ops.launchers("mask").relu_mask1_(x)
-    return ops.relu_mask1_(flat(x))
-
-
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``ops.mask1_backward`` of a dense gradient of any shape, whose geometry the result has."""
     if _is_plain(grad):
@@ -96,13 +80,13 @@ def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) ->
     return ops.launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
 
 
-def ships(slots: int, stride: int, bits: torch.dtype, columns: bool, device: int) -> Ships:
+def ships(slots: int, bits: torch.dtype, device: int) -> Ships:
     """The ready launches of ``ops.ship`` for scratches of so many slots on the CUDA device of that number."""
-    return ops.launchers("lane").ships(slots, stride, bits, columns, device)
+    return ops.launchers("lane").ships(slots, bits, device)
 
 
 class Masks:
-    """:func:`relu_mask1`, :func:`relu_mask1_` and :func:`mask1_backward` of dense tensors of x's kind."""
+    """``ops.relu_mask1``, ``ops.relu_mask1_`` and :func:`mask1_backward` of dense tensors of x's kind."""
 
     __slots__ = ("_backward", "_empty", "_nbytes", "_relu", "_shape", "_stride")
 
@@ -115,12 +99,14 @@ class Masks:
 
     def relu_(self, x: torch.Tensor) -> torch.Tensor:
         """The mask of x, which is overwritten by relu(x)."""
-        return self._rectified(x, x) if _is_plain(x) else relu_mask1_(x)
+        return self._rectified(x, x) if _is_plain(x) else ops.relu_mask1_(flat(x))
 
     def relu(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """relu(x) and its mask."""
         if not _is_plain(x):
-            return relu_mask1(x)
+            values, mask = ops.relu_mask1(flat(x))
+            # detached: a view made in a Function's forward would refuse to be modified in place later
+            return like(values, self._shape, self._stride).detach(), mask
         y = torch.empty_like(x)
         return y, self._rectified(x, y)
 
@@ -139,7 +125,7 @@ class Masks:
             grad = torch.empty_strided(self._shape, self._stride, dtype=grad.dtype, device=grad.device).copy_(grad)
         if not _is_plain(grad):
             if not ours:
-                return like(ops.mask1_backward(flat(grad), mask), self._shape, self._stride)
+                return mask1_backward(grad, mask)
             ops.mask1_backward_(flat(grad), mask)
             return grad
         launch = self._backward

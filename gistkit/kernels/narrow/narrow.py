@@ -10,12 +10,14 @@ are 16 bytes a lane, and with a scale per block the elements of a tile of words 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
-from gistkit.kernels.launch.tiling import launch, launch_tiles, span, tile
+from gistkit.kernels.launch.tiling import ROWS, launch, span
 from gistkit.kernels.layout import code_dtype
 from gistkit.kernels.narrow.fp8_hardware import hardware_codes
 from gistkit.kernels.narrow.rounding import (
@@ -47,87 +49,64 @@ def _codes(x, factor, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr
 
 
 @triton.jit
-def _encode_tile(x_ptr, codes_ptr, offs, mask, FMT: tl.constexpr, ASM: tl.constexpr):
-    """Unscaled codes (int16/uint8) of x at the masked offs."""
-    code = _codes(tl.load(x_ptr + offs, mask, other=0), 1.0, FMT, False, ASM)
+def _rows(n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """(first element, rows, rows in bounds, elements, elements in bounds) of a tile; they count from the first."""
+    first, count = span(n, ROWS * COLUMNS)
+    rows = tl.arange(0, ROWS)
+    offs = rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    return first, rows, rows * COLUMNS < count, offs, offs < count
+
+
+@triton.jit
+def _encode_tile(
+    x_ptr, codes_ptr, exponents_ptr, rows, row_mask, offs, mask, FMT: tl.constexpr, SCALED: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Codes of the masked elements, if SCALED with an exponent byte a row."""
+    x, factor = tl.load(x_ptr + offs, mask, other=0), 1.0
+    if SCALED:
+        b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), FMT)
+        tl.store(exponents_ptr + rows, b.to(tl.uint8), row_mask)
+        factor = encoding_factor(b, FMT)[:, None]
+    code = _codes(x, factor, FMT, SCALED, ASM)
     tl.store(codes_ptr + offs, code.to(codes_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
 def _encode_kernel(
-    x_ptr, codes_ptr, n, FMT: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
-):
-    """Unscaled codes (int16/uint8) of x.
-
-    Where n is any number (ALIGNED not set), a tile that is whole has a constant for its bound, which leaves wide
-    accesses possible: item by item, the values that zvc stores took three times a copy's time on an H200.
-    """
-    first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
-    x_ptr += first
-    codes_ptr += first
-    if ALIGNED:
-        _encode_tile(x_ptr, codes_ptr, offs, mask, FMT, ASM)
-    elif n - first >= ROWS * 8:
-        _encode_tile(x_ptr, codes_ptr, offs, offs < ROWS * 8, FMT, ASM)
-    else:
-        _encode_tile(x_ptr, codes_ptr, offs, mask, FMT, ASM)
-
-
-@triton.jit
-def _decode_kernel(codes_ptr, x_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """x of unscaled codes."""
-    first, _, _, offs, mask = tile(n, ROWS, ALIGNED)
-    code = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32)
-    tl.store(x_ptr + first + offs, from_code(code, 1.0, FMT, False, x_ptr.dtype.element_ty), mask)
-
-
-@triton.jit
-def _block_tile(n, ROWS: tl.constexpr):
-    """(first element, blocks, blocks in bounds, elements, elements in bounds): a row is a block of 128 elements."""
-    first, count = span(n, ROWS * 128)
-    blocks = tl.arange(0, ROWS)
-    offs = blocks[:, None] * 128 + tl.arange(0, 128)[None, :]
-    return first, blocks, blocks * 128 < count, offs, offs < count
-
-
-@triton.jit
-def _encode_blocks(
-    x_ptr, codes_ptr, exponents_ptr, blocks, block_mask, offs, mask, FMT: tl.constexpr, ASM: tl.constexpr
-):
-    """Exponent bytes of the masked blocks and the codes under them."""
-    x = tl.load(x_ptr + offs, mask, other=0)
-    b = exponent_byte(finite_amax(tl.max(finite_key(x), axis=1)), FMT)
-    tl.store(exponents_ptr + blocks, b.to(tl.uint8), block_mask)
-    code = _codes(x, encoding_factor(b, FMT)[:, None], FMT, True, ASM)
-    tl.store(codes_ptr + offs, code.to(codes_ptr.dtype.element_ty), mask)
-
-
-@triton.jit
-def _block_encode_kernel(
-    x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, ASM: tl.constexpr, ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Exponent bytes of blocks of 128 elements and the codes under them; ALIGNED as in _encode_kernel."""
-    first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
+    """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16.
+
+    Where n is any number, a tile that is whole has a constant for its bound, which leaves wide accesses possible: item
+    by item, the values that zvc stores took three times a copy's time on an H200.
+    """
+    first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
     x_ptr += first
     codes_ptr += first
-    exponents_ptr += first // 128
+    exponents_ptr += first // COLUMNS
     if ALIGNED:
-        _encode_blocks(x_ptr, codes_ptr, exponents_ptr, blocks, block_mask, offs, mask, FMT, ASM)
-    elif n - first >= ROWS * 128:
-        _encode_blocks(x_ptr, codes_ptr, exponents_ptr, blocks, blocks < ROWS, offs, offs < ROWS * 128, FMT, ASM)
+        _encode_tile(x_ptr, codes_ptr, exponents_ptr, rows, row_mask, offs, mask, FMT, SCALED, ASM)
+    elif n - first >= ROWS * COLUMNS:
+        all_rows, all_offs = rows < ROWS, offs < ROWS * COLUMNS
+        _encode_tile(x_ptr, codes_ptr, exponents_ptr, rows, all_rows, offs, all_offs, FMT, SCALED, ASM)
     else:
-        _encode_blocks(x_ptr, codes_ptr, exponents_ptr, blocks, block_mask, offs, mask, FMT, ASM)
+        _encode_tile(x_ptr, codes_ptr, exponents_ptr, rows, row_mask, offs, mask, FMT, SCALED, ASM)
 
 
 @triton.jit
-def _block_decode_kernel(codes_ptr, exponents_ptr, x_ptr, n, FMT: tl.constexpr, ROWS: tl.constexpr):
-    """x of codes under one exponent byte per 128 elements."""
-    first, blocks, block_mask, offs, mask = _block_tile(n, ROWS)
-    b = tl.load(exponents_ptr + first // 128 + blocks, block_mask, other=127).to(tl.int32)
-    code = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32)
-    x = from_code(code, decoding_factor(b, FMT)[:, None], FMT, True, x_ptr.dtype.element_ty)
-    tl.store(x_ptr + first + offs, x, mask)
+def _decode_kernel(
+    codes_ptr, exponents_ptr, x_ptr, n, FMT: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """x of codes, if SCALED under an exponent byte a row."""
+    first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
+    code, factor = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32), 1.0
+    if SCALED:
+        b = tl.load(exponents_ptr + first // COLUMNS + rows, row_mask, other=127).to(tl.int32)
+        factor = decoding_factor(b, FMT)[:, None]
+    tl.store(x_ptr + first + offs, from_code(code, factor, FMT, SCALED, x_ptr.dtype.element_ty), mask)
 
 
 @triton.jit
@@ -200,26 +179,31 @@ def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor
     if fmt == "fp10":
         return _pack10(x, exponents, scaling), exponents
     codes = torch.empty((n,), dtype=code_dtype(fmt), device=x.device)
-    if scaling == "none":
-        launch_tiles(_encode_kernel, x, x, codes, FMT=fmt, ASM=asm_level(x))
-    else:
-        programs, constants = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS), {"ROWS": BLOCK_ROWS, "ALIGNED": n % 16 == 0}
-        launch(_block_encode_kernel, programs, x, x, codes, exponents, n, FMT=fmt, ASM=asm_level(x), **constants)
+    shape = _shape(x, scaling)
+    programs, constants = ceil_div(n, shape["ROWS"] * shape["COLUMNS"]), {"ALIGNED": n % 16 == 0, **shape}
+    launch(_encode_kernel, programs, x, x, codes, exponents, n, FMT=fmt, ASM=asm_level(x), **constants)
     return codes, exponents
+
+
+def _shape(x: torch.Tensor, scaling: str) -> dict[str, Any]:
+    """The tile of an unpacked format; x: what is not the codes."""
+    scaled = scaling != "none"
+    rows, columns = (BLOCK_ROWS, SCALE_BLOCK) if scaled else (ROWS[x.element_size()], 8)
+    return {"SCALED": scaled, "ROWS": rows, "COLUMNS": columns}
 
 
 def narrow_decode(
     codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, fmt: str, scaling: str
 ) -> torch.Tensor:
     """dtype[n] from what :func:`narrow_encode` made with the same fmt and scaling. Does not synchronise."""
-    if fmt == "fp10":
-        return _unpack10(codes, exponents, n, dtype, scaling)
     x = torch.empty((n,), dtype=dtype, device=codes.device)
-    if scaling == "none":
-        launch_tiles(_decode_kernel, x, codes, x, FMT=fmt)
-    else:
-        programs = ceil_div(n, SCALE_BLOCK * BLOCK_ROWS)
-        launch(_block_decode_kernel, programs, x, codes, exponents, x, n, FMT=fmt, ROWS=BLOCK_ROWS)
+    if fmt == "fp10":
+        words, programs = codes.numel(), ceil_div(codes.numel(), DECODE_ROWS * SCALE_BLOCK)
+        launch(_unpack10_kernel, programs, x, codes, exponents, x, n, words, SCALING=scaling, ROWS=DECODE_ROWS)
+        return x
+    shape = _shape(x, scaling)
+    programs = ceil_div(n, shape["ROWS"] * shape["COLUMNS"])
+    launch(_decode_kernel, programs, x, codes, exponents, x, n, FMT=fmt, **shape)
     return x
 
 
@@ -238,11 +222,3 @@ def _pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Ten
     programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)
     launch(_pack10_kernel, programs, x, x, words, exponents, n, length, SCALING=scaling, ROWS=ENCODE_ROWS)
     return words
-
-
-def _unpack10(words: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, scaling: str) -> torch.Tensor:
-    """dtype[n] of the words that :func:`_pack10` made of values."""
-    x = torch.empty((n,), dtype=dtype, device=words.device)
-    programs = ceil_div(words.numel(), DECODE_ROWS * SCALE_BLOCK)
-    launch(_unpack10_kernel, programs, x, words, exponents, x, n, words.numel(), SCALING=scaling, ROWS=DECODE_ROWS)
-    return x

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,21 +79,15 @@ def _pack(x: torch.Tensor, counts: torch.Tensor, fmt: str, columns: bool) -> tup
     return values, where
 
 
-def _slot_items(counts: torch.Tensor, stride: int) -> Iterator[tuple[int, np.ndarray]]:
-    """The used places of a scratch, a block of slots at a time: where the block starts, places in it."""
-    step = BLOCK // stride
-    for first in range(0, counts.numel(), step):
-        used = np.arange(stride, dtype=np.int16) < counts.numpy()[first : first + step, None]
-        yield first * stride, np.flatnonzero(used)
+def _used(counts: torch.Tensor, stride: int) -> torch.Tensor:
+    """bool[slots, stride]: the places of a scratch that hold an item."""
+    return torch.arange(stride, dtype=torch.int16) < counts[:, None]
 
 
 def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Tensor:
     """The scratch of packed: slot s starts at stride * s."""
     scratch = packed.new_empty((counts.numel() * stride,))
-    source, target, done = _array(packed), _array(scratch), 0
-    for first, places in _slot_items(counts, stride):
-        target[first : first + BLOCK][places] = source[done : done + places.size]
-        done += places.size
+    scratch.view(-1, stride)[_used(counts, stride)] = packed
     return scratch
 
 
@@ -109,24 +102,16 @@ def compact(
     """
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
-        return spilling.put((close,), counts, stride, total, spill)[0]
-    packed = scratch.new_empty((total,))
-    source, target, done = _array(scratch), _array(packed), 0
-    for first, places in _slot_items(counts, stride):
-        np.take(source[first : first + BLOCK], places, out=target[done : done + places.size], mode="clip")
-        done += places.size
+        return spilling.put(close, counts, total, spill)
+    packed, items = scratch.new_empty((total,)), scratch.view(-1, stride)[_used(counts, stride)]
+    packed[: items.numel()] = items
     return packed
 
 
 def csr_compact(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
-    if spill is not None:
-        stored = int(counts.sum(dtype=torch.int64))
-        close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
-        values, columns = spilling.put(close, counts, CSR_COLUMNS, total, spill)
-        return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
 
@@ -180,65 +165,39 @@ def _csr_positions(columns: torch.Tensor, counts: torch.Tensor) -> Iterator[np.n
         yield positions
 
 
-class _Part(NamedTuple):
-    """The slots of a payload that are read: their counts, the first one, and which packed items are theirs."""
-
-    counts: torch.Tensor
-    first: int
-    items: slice
-
-    def of(self, array: torch.Tensor, packed: bool, stride: int) -> torch.Tensor:
-        """The part's items of an array, close together."""
-        if not packed:
-            scratch = array[self.first * stride : (self.first + self.counts.numel()) * stride]
-            return compact(scratch, self.counts, stride, self.items.stop - self.items.start)
-        return array[self.items]
+def _read(layout: str, index, counts, values, n: int, fmt: str, packed: bool, spill):
+    """(positions of the stored elements, their items close together: bits for raw, else one code each)."""
+    stride, total = STRIDES[layout], int(counts.sum(dtype=torch.int64))
+    if not packed:
+        values = compact(values, counts, stride, total)
+        index = compact(index, counts, stride, total) if layout == "csr" else index
+    elif spill is not None:
+        values = spilling.joined(spill, counts, values)
+    values = narrow.fp10_unpack(values, total) if packed and fmt == "fp10" else values[:total]
+    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(index, counts), values
 
 
-def _part(counts: torch.Tensor, first: int, n: int, stride: int) -> _Part:
-    mine = counts[first : first + ceil_div(n, stride)]
-    start = int(counts[:first].sum(dtype=torch.int64))
-    return _Part(mine, first, slice(start, start + int(mine.sum(dtype=torch.int64))))
-
-
-def _read(op: str, index, counts, values, first: int, n: int, fmt: str, packed: bool, spill):
-    """(positions of the stored elements of the part, the part, its items: bits for raw, else one code each)."""
-    stride = STRIDES[op[:3]]
-    part = _part(counts, first, n, stride)
-    if op.startswith("zvc"):
-        (values,) = spilling.joined(spill, counts, stride, values)
-        positions = _zvc_positions(index[first * ZVC_WORDS :], n)
-    else:
-        values, index = spilling.joined(spill, counts, stride, values, index)
-        positions = _csr_positions(part.of(index, packed, stride), part.counts)
-    if packed and fmt == "fp10":
-        values = narrow.fp10_unpack(values, 3 * values.numel())
-    return positions, part, part.of(values, packed, stride)
-
-
-def _decode(op, index, counts, values, exponents, first, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
-    """dtype[n] from slot ``first`` on: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
-    positions, part, items = _read(op, index, counts, values, first, n, fmt, packed, spill)
+def _decode(layout, index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
+    """dtype[n]: values at 1024*slot, csr's at 256*row (packed=False), or close together."""
+    positions, items = _read(layout, index, counts, values, n, fmt, packed, spill)
     if fmt == "raw":
         return _placed(positions, items, n)
-    elements, start = items.new_empty((items.numel(),), dtype=dtype), part.items.start
+    elements = items.new_empty((items.numel(),), dtype=dtype)
     for block in _blocks(items.numel()):
-        scale = narrow.element_exponents(exponents, start + block.start, start + block.stop, scaling)
+        scale = narrow.element_exponents(exponents, block.start, block.stop, scaling)
         elements[block] = narrow.from_codes(items[block], fmt, dtype, scale)
     return _placed(positions, elements, n)
 
 
-zvc_decode = partial(_decode, "zvc_decode")
-csr_decode = partial(_decode, "csr_decode")
+zvc_decode = partial(_decode, "zvc")
+csr_decode = partial(_decode, "csr")
 
 
 def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> torch.Tensor:
-    """items at their positions below n, which ascend; +0 elsewhere."""
+    """items at their positions; +0 elsewhere."""
     x = items.new_zeros((n,))
     source, target, done = _array(items), _array(x), 0
     for piece in positions:
-        if piece.size and piece[-1] >= n:
-            piece = piece[: np.searchsorted(piece, n)]
         target[piece] = source[done : done + piece.size]
         done += piece.size
     return x
@@ -260,16 +219,16 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
     target[zeroed:n] = 0
 
 
-def _relu_backward(op, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
+def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
     Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
     be grad.
     """
-    positions, _, items = _read(op, index, counts, values, 0, grad.numel(), fmt, packed, spill)
+    positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
     bits = _array(items)
     _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
 
 
-zvc_relu_backward = partial(_relu_backward, "zvc_relu_backward")
-csr_relu_backward = partial(_relu_backward, "csr_relu_backward")
+zvc_relu_backward = partial(_relu_backward, "zvc")
+csr_relu_backward = partial(_relu_backward, "csr")

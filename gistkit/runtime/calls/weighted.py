@@ -72,7 +72,7 @@ class SplitConv2d(_Conv2d):
     """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
-        self.step, self._slices = step, state.weight_grad_slices(step)
+        self.step = step
         self._x, self._weight, self._bias = TensorKind(b.x), weight_kind(b.weight), weight_kind(b.bias)
         self._options, self._lowered, self._settings = b[3:], autocast_dtype(b.x), settings()
         trained = recorded(b.x, b.weight, b.bias)
@@ -92,18 +92,18 @@ class SplitConv2d(_Conv2d):
         if self._call is None:
             return torch.conv2d(x, weight, bias, *options)
         keep = partial(state.keep, decision=self.step.input)
-        return conv.carry_out(self._call, x, weight, bias, keep, self._slices)
+        return conv.carry_out(self._call, x, weight, bias, keep)
 
 
 class SplitLinear(SpecialisedCall):
     """Gistkit's linear layer; it takes an input of that geometry."""
 
     def __init__(self, state: ForwardState, step: Step, b: Linear) -> None:
-        self.step, self._slices, self._x = step, state.weight_grad_slices(step), TensorKind(b.x)
+        self.step, self._x = step, TensorKind(b.x)
 
     def fits(self, x: Any, *_: Any) -> bool:
         return self._x.fits(x)
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self.step.input)
-        return linear(x, weight, bias, keep=keep, weight_grad_slices=self._slices)
+        return linear(x, weight, bias, keep=keep)

@@ -24,7 +24,7 @@ from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.journey import Journey
 from gistkit.runtime.offload.host import AwayOnHost, HostBody
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, Step, ad_hoc, cannot_keep
+from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
@@ -110,17 +110,13 @@ class ForwardState:
     def has_room(self, call: int, x: torch.Tensor) -> bool:
         """Whether PyTorch's own node may hold x decoded beside both gradients
         (:mod:`gistkit.runtime.program.joint_gradients`); never under a plan of the caller's, which counts less."""
-        if self.strict or self.tape is not None or self.settings.slices > 1:
+        if self.strict or self.tape is not None:
             return False
         nbytes, program = x.numel() * x.element_size(), self.program
         if program is None:
             return nbytes <= JOINT_BYTES
         small_bytes = min(JOINT_BYTES, int(JOINT_SHARE * program.plan.kept_bytes))
         return nbytes <= small_bytes or call in program.roomy_calls
-
-    def weight_grad_slices(self, step: Step) -> int:
-        """Batch slices of a call's weight gradient: the plan's where the caller gave one."""
-        return step.choice.weight_grad_slices if self.strict else self.settings.slices
 
     def mark_sparse(self, y: torch.Tensor) -> None:
         """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one), for

@@ -51,9 +51,8 @@ def _check_words(plan: Plan) -> None:
             _refuse(f"{what}: place", f"one of {', '.join(PLACES)}", repr(d.place))
         if d.form.returns == OPERATORS and not (d.recipe[:1] == ("relu",) and is_recipe(d.recipe)):
             _refuse(f"{what}: recipe", 'a ("relu", ...) of terms bn, stash, add and relu', repr(d.recipe))
-    least = min([plan.sub_batches, *(c.weight_grad_slices for c in plan.choices)])
-    if least < 1:
-        _refuse("sub_batches and weight_grad_slices", "at least 1", str(least))
+    if plan.sub_batches < 1:
+        _refuse("sub_batches", "at least 1", str(plan.sub_batches))
 
 
 def _check_calls(plan: Plan, graph: SavedGraph) -> None:

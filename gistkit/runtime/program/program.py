@@ -46,7 +46,6 @@ class Settings:
 
     lossy: str | None = None
     fidelity: str = "bitwise"
-    slices: int = 1
     min_gain: float = 0.02
     max_error: float = 0.05
     remeasure_every: int = 0

@@ -24,7 +24,7 @@ from gistkit.kernels.launch import direct
 from gistkit.nn.keep import Kept, unchanged
 from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, Rebuild, plane_of, result_like, widens
 from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
-from gistkit.runtime.stash.stash import RebuiltBody, Rows, Stash, rows_of
+from gistkit.runtime.stash.stash import RebuiltBody, Stash
 from gistkit.runtime.stash.verify import blocks, digest, same_bits
 
 ADD = "AddBackward0"
@@ -60,11 +60,8 @@ class NormSource:
         shape, stride, dtype, device = self._geometry or geometry_of(node._saved_input)
         return Kind(tuple(shape), stride, dtype, device, None if weight is None else weight.dtype, eps)
 
-    def input(self, rows: Rows = None) -> torch.Tensor:
-        if self._kept is not None:
-            return self._kept.dense() if rows is None else rows_of(self._kept, *rows)
-        x = self.node._saved_input
-        return x if rows is None else x[rows[0] : rows[1]]
+    def input(self) -> torch.Tensor:
+        return self.node._saved_input if self._kept is None else self._kept.dense()
 
     def vectors(self) -> list[Any]:
         """Mean, 1/std, weight and bias."""
@@ -80,9 +77,9 @@ class NormSource:
             return Factors(form, *vectors).norm
         return vectors
 
-    def dense(self, arithmetic: Rebuild, rows: Rows = None) -> torch.Tensor:
+    def dense(self, arithmetic: Rebuild) -> torch.Tensor:
         """BN(x), in memory of its own."""
-        x, vectors = self.input(rows), self.vectors()
+        x, vectors = self.input(), self.vectors()
         if not widens(arithmetic, x):
             return arithmetic(x, *vectors)
         y = result_like(arithmetic, x)
@@ -114,7 +111,7 @@ class Recipe:
     ) -> None:
         self._steps, self._verified, self._launch, self._norm_at = steps, verified, launch, norm_at
         self._arithmetics: dict[int, Rebuild] = {}
-        self._like, self._row_elements = (y.dtype, y.shape, y.stride()), y.numel() // y.shape[0]
+        self._like = (y.dtype, y.shape, y.stride())
 
     def body(self, node: Any, norms: dict[int, NormSource], kept: Callable[[int, Any], Any]) -> RebuiltBody | None:
         """What gives back relu of what ``node`` made; None where the nodes are not the recipe's, an arithmetic is
@@ -123,7 +120,7 @@ class Recipe:
         leaves: Leaves = []
         if not self._bind(self._steps[1], node, norms, kept, leaves):
             return None
-        return RebuiltBody(partial(self.values, leaves), self._row_elements)
+        return RebuiltBody(partial(self.values, leaves))
 
     def _bind(self, part: tuple, node: Any, norms: dict, kept: Callable, leaves: Leaves) -> bool:
         kind, first = part[0], part[1]
@@ -147,28 +144,28 @@ class Recipe:
         (a, _), (b, _) = node.next_functions
         return self._bind(first, a, norms, kept, leaves) and self._bind(part[2], b, norms, kept, leaves)
 
-    def values(self, leaves: Leaves, rows: Rows = None) -> torch.Tensor:
-        """y, or rows of it, from what one forward has bound."""
+    def values(self, leaves: Leaves) -> torch.Tensor:
+        """y from what one forward has bound."""
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self.values(leaves, rows)
-        if self._launch is not None and rows is None:
+                return self.values(leaves)
+        if self._launch is not None:
             y = self._launched(self._launch, leaves)
             if y is not None:
                 return y
-        total, fresh = self._part(self._steps[1], iter(leaves), rows)
+        total, fresh = self._part(self._steps[1], iter(leaves))
         y, stride = total.relu_() if fresh else total.relu(), self._like[2]
         if y.stride() == stride:
             return y
         return torch.empty_strided(y.size(), stride, dtype=y.dtype, device=y.device).copy_(y)
 
-    def _part(self, part: tuple, leaves: Iterator[Any], rows: Rows) -> tuple[torch.Tensor, bool]:
+    def _part(self, part: tuple, leaves: Iterator[Any]) -> tuple[torch.Tensor, bool]:
         """(values, whether they may be overwritten) of a part of the recipe, whose leaves come next."""
         if part[0] == "bn":
-            return next(leaves).dense(self._arithmetics[part[1]], rows), True
+            return next(leaves).dense(self._arithmetics[part[1]]), True
         if part[0] == "stash":
-            return _values_of(next(leaves), rows)
-        (a, a_fresh), (b, b_fresh) = self._part(part[1], leaves, rows), self._part(part[2], leaves, rows)
+            return _values_of(next(leaves))
+        (a, a_fresh), (b, b_fresh) = self._part(part[1], leaves), self._part(part[2], leaves)
         return torch.add(a, b, out=a if a_fresh else b if b_fresh else None), True
 
     def _launched(self, launch: direct.Rebuilds, leaves: Leaves) -> torch.Tensor | None:
@@ -205,11 +202,9 @@ class Recipe:
         return VALUES if part[0] == "stash" else arithmetic.args[0] if arithmetic in KERNEL_CANDIDATES else ""
 
 
-def _values_of(kept: Any, rows: Rows = None) -> tuple[torch.Tensor, bool]:
-    """(values or rows of them, whether they may be overwritten) of a hold: a stash, or the tensor as it is."""
-    if type(kept) is Stash:
-        return kept.source(rows)
-    return kept.dense() if rows is None else rows_of(kept, *rows), False
+def _values_of(kept: Any) -> tuple[torch.Tensor, bool]:
+    """(values, whether they may be overwritten) of a hold: a stash, or the tensor as it is."""
+    return kept.source() if type(kept) is Stash else (kept.dense(), False)
 
 
 class Exactness:
@@ -244,18 +239,18 @@ class Exactness:
         ways, expected = [self._bind(r).dense for r in self.recipes], digest(y)
         exact: list[Callable] = []
 
-        def dense(rows: Rows = None) -> torch.Tensor:
+        def dense() -> torch.Tensor:
             if exact:
-                return exact[0](rows)
+                return exact[0]()
             for number, way in enumerate(ways):
-                values = way(None)
+                values = way()
                 if digest(values) == expected:
                     exact.append(way)
                     verified[key] = number
-                    return values if rows is None else values[slice(*rows)]
+                    return values
                 del values
             verified[key] = None
             refuse()
             raise AssertionError("refuse() must raise where no recipe is exact")
 
-        return RebuiltBody(dense, y.numel() // y.shape[0])
+        return RebuiltBody(dense)

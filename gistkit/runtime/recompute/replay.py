@@ -17,7 +17,6 @@ import torch
 from torch.utils._pytree import tree_unflatten
 
 from gistkit.capture import tensors_in
-from gistkit.kernels import flat
 from gistkit.nn.keep import Kept
 from gistkit.runtime.recompute.calls import (
     Operand,
@@ -57,9 +56,6 @@ class RecomputedBody:
         if self.values is None:
             raise ReplayError(f"storage {self.storage} did not come back when its segment ran anew")
         return self.values
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        return flat(self.dense())[start:stop]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return torch.ops.aten.threshold_backward(grad, self.dense().as_strided(*self._like), 0)

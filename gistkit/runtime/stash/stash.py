@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import torch
 from torch._prims_common import suggest_memory_format
 
-from gistkit.kernels import flat, is_dense
-from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained, rows_from
+from gistkit.kernels import is_dense
+from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained
 
-Rows = tuple[int, int] | None
 DENSE_VALUES = methodcaller("dense")
 """The unpack half of a saved-tensor hook whose pack half gives a hold."""
 
@@ -38,21 +37,12 @@ def whole(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0)
 
 
-def rows_of(kept: Kept, start: int, stop: int) -> torch.Tensor:
-    """Rows start..stop of a kept tensor, decoding no more than them where the hold can."""
-    dense_rows = getattr(kept, "dense_rows", None)
-    return kept.dense()[start:stop] if dense_rows is None else dense_rows(start, stop)
-
-
 class Body(Kept, Protocol):
-    """What a stash holds in place of its storage: its bytes on the device now, its values, all of them or a range in
-    storage order, and the input gradient of a ReLU whose whole output it is. Some have ``dense_rows(start, stop)`` too,
-    which decodes no more than these rows of the first dimension, and ``density``, the share of elements stored (None:
-    not known)."""
+    """What a stash holds in place of its storage: its bytes on the device now, its values, and the input gradient of a
+    ReLU whose whole output it is. Some have ``density`` too, the share of elements stored (None: not known)."""
 
     @property
     def nbytes(self) -> int: ...
-    def dense_range(self, start: int, stop: int) -> torch.Tensor: ...
 
 
 class CodedBody(Coded):
@@ -69,22 +59,14 @@ class CodedBody(Coded):
 
 
 class RebuiltBody:
-    """y made anew from other kept tensors by ``dense``, given rows or None (:mod:`gistkit.runtime.rebuild.terms`); it
-    holds no bytes of its own."""
+    """y made anew from other kept tensors by ``dense`` (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its
+    own."""
 
-    __slots__ = ("_row_elements", "dense")
+    __slots__ = ("dense",)
     nbytes = 0
 
-    def __init__(self, dense: Callable[..., torch.Tensor], row_elements: int) -> None:
-        self.dense, self._row_elements = dense, row_elements
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        return self.dense((start, stop))
-
-    def dense_range(self, start: int, stop: int) -> torch.Tensor:
-        per_row = self._row_elements
-        first, last = start // per_row, -(-stop // per_row)
-        return flat(self.dense((first, last)))[start - first * per_row : stop - first * per_row]
+    def __init__(self, dense: Callable[[], torch.Tensor]) -> None:
+        self.dense = dense
 
     relu_backward = SavedAsIs.relu_backward
 
@@ -129,12 +111,11 @@ class Stash:
             self._values = None
         return values
 
-    def source(self, rows: Rows = None) -> tuple[torch.Tensor, bool]:
-        """(values or rows of them, whether the caller may overwrite them); no reader is counted."""
-        values, body = self._values, self.body
-        if values is not None:
-            return (values if rows is None else values[slice(*rows)]), False
-        return body.dense() if rows is None else rows_of(body, *rows), getattr(body, "fresh", True)
+    def source(self) -> tuple[torch.Tensor, bool]:
+        """(values, whether the caller may overwrite them); no reader is counted."""
+        if self._values is not None:
+            return self._values, False
+        return self.body.dense(), getattr(self.body, "fresh", True)
 
 
 class Reader:
@@ -153,12 +134,6 @@ class Reader:
         if base.size() == size and base.stride() == stride:
             return base
         return base.as_strided(size, stride, offset)
-
-    def dense_rows(self, start: int, stop: int) -> torch.Tensor:
-        """Rows start..stop of the saved tensor; only they are decoded where its first dimension is its outermost."""
-        size, stride, offset = self._geometry
-        rows = None if offset else rows_from(self.stash.body.dense_range, size, stride, start, stop)
-        return self.dense()[start:stop] if rows is None else rows
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
         return self.stash.body.relu_backward(grad)

@@ -1,4 +1,4 @@
-"""Plans that sum in another order, by slices and by sub-batches: what of it can differ, and by how much."""
+"""Plans that sum in another order, by sub-batches: what of it can differ, and by how much."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch import nn
 import gistkit
 from gistkit.errors import PlanMismatchError
 from gistkit.ir.contract import Contract
-from gistkit.ir.plan import CallChoice, Decision
+from gistkit.ir.plan import Decision
 from tests.support.plan_cases import Shared, captured, data, loss_of, made
 from tests.support.sums import Operands, assert_reordered_only
 
@@ -38,27 +38,22 @@ class Deep(nn.Module):
         return self.convs(x)
 
 
-@pytest.mark.parametrize(("rows", "parts", "slices"), [(4, 1, 1), (4, 2, 1), (8, 4, 4)])
-def test_whole_plans_only_reorder_sums(rows, parts, slices):
+@pytest.mark.parametrize(("rows", "parts"), [(4, 1), (4, 2), (8, 4)])
+def test_whole_plans_only_reorder_sums(rows, parts):
     # parts of 2 rows: means weighted by powers of two, and the kernels for several rows, so that rows keep their bits
     model, (x, y) = Deep().train(), data()
     x, y = torch.cat((x, 2 * x))[:rows], torch.cat((y, y))[:rows]
     graph, _ = captured(model, x, y)
     relus = [c for c in graph.calls if c.op == "relu"]
     decisions = [Decision(graph.values[c.results[0]].storage, "zvc") for c in relus[1:]]
-    choices = (
-        [CallChoice(c.covered, c.op, weight_grad_slices=slices) for c in graph.calls if c.op == "conv2d"]
-        if slices > 1
-        else []
-    )
     fields = {"sub_batches": parts, "fidelity": "reassociated", "contract": Contract(rows)}
-    plan = made(graph, decisions, *choices, **fields)
+    plan = made(graph, decisions, **fields)
     plain = measured(copy.deepcopy(model), lambda m: gistkit.step(m, loss_of, x, y, verify=False))
     found = measured(
         gistkit.compress(copy.deepcopy(model), plan), lambda m: gistkit.step(m, loss_of, x, y, verify=False)
     )
     assert_reordered_only(model, plain[2], found[2], plain[1], found[1])
-    if parts == slices == 1:
+    if parts == 1:
         assert all(torch.equal(plain[1][n], g) for n, g in found[1].items())
 
 
