@@ -4,7 +4,7 @@ from gistkit.runtime.assign import assigned, check_max_error
 from gistkit.runtime.attach import compress, compressed_forward, restore, saving
 from gistkit.runtime.engine import Engine
 from gistkit.runtime.live import LiveBytes, LiveEvent
-from gistkit.runtime.offload.host_memory import does_not_fit
+from gistkit.runtime.offload.host_memory import available_bytes, does_not_fit
 from gistkit.runtime.program.density_excess import Denser, denser
 from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
