@@ -55,18 +55,17 @@ class Entry(NamedTuple):
 
 VGG_BN, INCEPTION = "bench.networks:vgg16_bn", "bench.networks:inception"
 CAMPAIGN = (
-    Entry("resnet20", "fp32 int4s fp8 immediate:fp8", range(3), 30, 256, 0.2),
-    Entry("resnet20", "auto auto:0.03", range(3), 30, 256, 0.2),
-    Entry("alexnet", "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(2), 15, 256, 0.03),
-    Entry("vgg16", "fp32 fp8 fp10 fp16 immediate:fp16 int4s", range(1), 15, 256, 0.03, density=98),
-    Entry("vgg16", "fp32", range(1, 3), 15, 256, 0.03),
-    Entry(INCEPTION, "fp32 fp8 fp10 immediate:fp16 int4s", range(1), 10, 256, 0.03),
-    Entry("resnet20", "int2s gradients:fp8 fp8s", range(1), 30, 256, 0.2),
-    Entry("alexnet", "auto int2s gradients:fp8", range(2), 15, 256, 0.03),
-    Entry(VGG_BN, "fp32 fp8 int4s auto", range(1), 15, 256, 0.1),
-    Entry("vgg16", "fp8 auto", range(1, 3), 15, 256, 0.03),
-    Entry("resnet20", "immediate:fp16 fp10 fp16", range(1), 30, 256, 0.2),
-    Entry("resnet20", "fp8s int2s", range(1, 3), 30, 256, 0.2),
+    Entry("resnet20", "fp32 int4s fp8 immediate:fp8 auto", range(3), 30, 256, 0.2),
+    Entry("resnet20", "auto:0.04 fp32 int4s", range(5), 30, 256, 0.2),
+    Entry("alexnet", "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(3), 15, 256, 0.03),
+    Entry("vgg16", "fp32 fp8 fp10 fp16 immediate:fp16 int4s", range(3), 15, 256, 0.03, density=98),
+    Entry("resnet20", "int2s", range(3), 30, 256, 0.2),
+    Entry(VGG_BN, "fp32 fp8 int4s", range(3), 15, 256, 0.1),
+    Entry(INCEPTION, "fp32 fp8 fp10 immediate:fp16 int4s", range(3), 10, 256, 0.03),
+    Entry("resnet20", "gradients:fp8 fp8s immediate:fp16 fp10 fp16", range(1), 30, 256, 0.2),
+    Entry("alexnet", "auto:0.04 int2s gradients:fp8", range(3), 15, 256, 0.03),
+    Entry("vgg16", "auto:0.04", range(3), 15, 256, 0.03),
+    Entry(VGG_BN, "auto:0.04", range(3), 15, 256, 0.1),
 )
 """What matters most comes first. A batch of 256 halves the host's work; a rate of 0.2 is that of 0.1 at 128."""
 

@@ -21,6 +21,10 @@ run again. Processes that have the same ``--lock FILE`` compile side by side and
 To compile many networks side by side and measure each alone on the card, run it twice with the same ``--caches DIR``:
 first with ``--only-compile``, a process a network, then without, one process. The first step is ``cold_s`` in the
 first, and ``warm_s``, from another process's caches, in the second.
+
+Inductor chooses a kernel's configuration by its time and keeps the choice in its caches, by the kernel's text. So plain
+``torch.compile`` need not repeat its bits from one compile to the next; with ``--share-caches`` kernels of the same
+text have the same configuration in all variants, and bits can be compared.
 """
 
 from __future__ import annotations
@@ -243,7 +247,8 @@ def row_of(name: str, conf: str, label: str, options: argparse.Namespace) -> tup
     """The figures of a row, and its loss and gradients."""
     variant, folder = VARIANTS[label], None
     if options.caches:
-        folder = options.caches / "-".join((name, conf, *label.split(), options.mode))
+        own = () if options.share_caches else (*label.split(), options.mode)
+        folder = options.caches / "-".join((name, conf, *own))
     first_step = "warm_s" if folder and folder.exists() else "cold_s"
     with caches(folder), settings_of(variant):
         torch._dynamo.reset()
@@ -293,6 +298,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lock", type=Path, help="file; who has the same one measures one after the other")
     parser.add_argument("--warm", action="store_true", help="compile each a second time, from the caches")
     parser.add_argument("--caches", type=Path, help="folder for Inductor's caches, which stays")
+    parser.add_argument("--share-caches", action="store_true", help="one folder for a network's variants")
     parser.add_argument("--only-compile", action="store_true", help="only the first step of each")
     parser.add_argument("--profile", action="store_true", help="each row has the kernels of a step and their times")
     parser.add_argument("--max-s", type=float, default=float("inf"), help="begin no row after so many seconds")
