@@ -1,7 +1,8 @@
 """What the papers claim, measured: their policies as steps of PyTorch on the card that ``bench.predictions`` ran on.
 
 A claim compares steps of one run with each other: a loss over plain PyTorch, one policy over another, a peak. Its value
-here is that of the newest run which has all the steps that it compares.
+here is that of the newest run which has all the steps that it compares. Where the policy had no plan within the budget
+that is the finding.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ NAMES = "*predictions*.jsonl"
 
 
 class Step(NamedTuple):
-    """A network by its name in the zoo, images a batch, a policy, and the budget as ``bench.predictions`` took it."""
+    """A network by its name in the zoo, images a batch, a policy, and the budget as ``bench.predictions`` was given
+    it."""
 
     network: str
     batch: int
@@ -33,18 +35,20 @@ Formula = Callable[[list[Mapping[str, Any]]], float]
 @dataclass(frozen=True)
 class Claim:
     """Steps by network, and what is computed from their rows. ``networks`` of which no run has the steps are left out
-    of the mean, or of the most where ``most``."""
+    of the mean, or of the most where ``most``. ``within``: the plans must be within their budgets."""
 
     networks: tuple[tuple[Step, ...], ...]
     formula: Formula
     most: bool = False
+    within: bool = True
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A claim's value, and where it is from: the card, the date, the networks, precision and memory format."""
+    """A claim's value, None where no plan was within the budget, and where it is from: the card, the date, the
+    networks, precision and memory format."""
 
-    value: float
+    value: float | None
     origin: str
 
 
@@ -94,8 +98,8 @@ CLAIMS = {
     ("modnn", "five networks", 0, "moDNN in 12 GB: training time added, average"): Claim(
         _over_plain("modnn", LIMIT, ("vgg16", 256), ("vgg19", 256)), longer
     ),
-    ("cdma", "six networks", 0, "cDMA over vDNN, average"): Claim(_cdma(LIMIT), faster),
-    ("cdma", "six networks", 0, "cDMA over vDNN, most"): Claim(_cdma(LIMIT), faster, most=True),
+    ("cdma", "six networks", 0, "cDMA over vDNN, average"): Claim(_cdma(LIMIT), faster, within=False),
+    ("cdma", "six networks", 0, "cDMA over vDNN, most"): Claim(_cdma(LIMIT), faster, True, within=False),
     ("gist", "ResNet-1202", 0, "Gist: speed-up by a larger minibatch"): Claim(
         ((Step("resnet1202", 138, "plain"), Step("resnet1202", 359, "gist")),), faster
     ),
@@ -112,7 +116,7 @@ def runs(folder: Path = RESULTS) -> list[dict[Step, dict[str, Any]]]:
         whole = [r for r in rows if "measured_s" in r and r.get("measured_peak_bytes")]
         for setting in dict.fromkeys(map(_setting, whole)):
             own = (r for r in whole if _setting(r) == setting)
-            found.append({Step(r["model"], r["batch"], r["policy"], _budget(r)): r for r in own})
+            found.append({Step(r["model"], r["batch"], r["policy"], r["budget"]): r for r in own})
     return found
 
 
@@ -125,21 +129,29 @@ def measured(row: Row, of_runs: Iterable[Steps]) -> Measured | None:
     claim = CLAIMS.get((row.paper, row.network, row.batch, row.metric))
     if claim is None:
         return None
-    for run in of_runs:
-        sets = [steps for steps in claim.networks if all(s in run for s in steps)]
+    known = list(of_runs)
+    for run in known:
+        sets = [[run[s] for s in steps] for steps in claim.networks if all(s in run for s in steps)]
+        sets = [rows for rows in sets if not (claim.within and any(map(_exceeds, rows)))]
         if sets:
-            values = [claim.formula([run[s] for s in steps]) for steps in sets]
-            value = max(values) if claim.most else mean(values)
-            return Measured(value, _origin(run[sets[0][0]], [f"{s[0].network} ({s[-1].batch})" for s in sets]))
+            values = [claim.formula(rows) for rows in sets]
+            return Measured(max(values) if claim.most else mean(values), "Measured: " + _origin(sets))
+    for run in known:
+        over = [run[s] for steps in claim.networks for s in steps if s in run and _exceeds(run[s])]
+        if over:
+            first = over[0]
+            peak = f"{first['measured_peak_bytes'] / 2**30:.1f} GiB without a budget"
+            return Measured(None, f"No plan of {first['policy']} within {first['budget']} ({peak}): {_origin([over])}")
     return None
 
 
-def _budget(row: Mapping[str, Any]) -> str:
-    """The budget that the plan was made for; none where the policy had no plan within the one that was asked for."""
-    return row["budget"] if row.get("budget_bytes") is not None else ""
+def _exceeds(row: Mapping[str, Any]) -> bool:
+    """Whether the policy had no plan within the budget that it was given."""
+    return bool(row["budget"]) and row["budget_bytes"] is None
 
 
-def _origin(row: Mapping[str, Any], networks: list[str]) -> str:
+def _origin(sets: list[list[Mapping[str, Any]]]) -> str:
+    row, networks = sets[0][0], [f"{rows[0]['model']} ({rows[-1]['batch']})" for rows in sets]
     format_ = ", channels_last" if row.get("channels_last") else ""
     where = f"{row['gpu']}, {row['time_utc'][:10]}, commit {row['commit']}"
-    return f"Measured: {', '.join(networks)}, {row.get('dtype', 'fp32')}{format_}, on an {where}"
+    return f"{', '.join(networks)}, {row.get('dtype', 'fp32')}{format_}, on an {where}"

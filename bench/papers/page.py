@@ -40,6 +40,7 @@ says: the papers' networks, captured on the meta device, at their batch sizes on
 predictions of a cost model and a simulator; nothing here was run on those cards. Figures that only a picture shows are
 left out, as are accuracies and power, which a planner does not have. *Measured* is the same claim of steps that PyTorch
 ran under these policies on a newer card, whose ratio of arithmetic to link is another; its note names the card.
+*No plan*: PyTorch's step under that policy does not fit the budget.
 
 The step is the one that the papers' frameworks ran (`bench/papers/library_view.py`): pools read their input and output,
 and but for Gist's baselines activations run in place, forward and backward. `gistkit plan` plans PyTorch's own step,
@@ -107,9 +108,12 @@ def _line(row: Row, taken: Measured | None, notes: dict[str, int]) -> str:
     values = (
         f"{SIGNS.get(row.relation, '')}{row.paper_value:g}",
         f"{row.our_value:.4g}" if row.our_value >= 1000 else f"{row.our_value:.3g}",
-        f"{taken.value:.3g}" if taken else "",
+        "" if taken is None or taken.value is None else f"{taken.value:.3g}",
     )
-    return "| " + " | ".join((*cells, *(f"{v} {row.unit}".strip() if v else "" for v in values), numbers)) + " |"
+    shown = [f"{v} {row.unit}".strip() if v else "" for v in values]
+    if taken is not None and taken.value is None:
+        shown[-1] = "no plan"
+    return "| " + " | ".join((*cells, *shown, numbers)) + " |"
 
 
 def _sentence(text: str) -> str:

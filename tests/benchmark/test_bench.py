@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bench import layers, sanitized, steps, table
+from bench import densities, layers, sanitized, steps, table
 from bench.layer_operators import operator_cases
 from bench.layer_rivals import rival_cases
 from bench.rows import read
@@ -192,3 +192,22 @@ def test_a_step_that_keeps_nothing_on_the_device_has_no_ratio():
 def test_the_run_for_the_sanitizer_gives_the_same_bits(capsys):
     assert sanitized.main(["--device", "cpu"]) == 0
     assert "other bits: none" in capsys.readouterr().out
+
+
+def test_densities_of_a_network_are_taken_once(tmp_path, capsys, monkeypatch):
+    def rows(name, options):
+        common = {"kind": "density", "model": name, "accuracy": 0.9, "epochs": options.epochs}
+        steps = ((0, 0.5, 0.5), (40, 0.2, 0.4))
+        return [
+            {**common, "step": s, "elements": n, "density": d}
+            for s, *ds in steps
+            for n, d in zip((3, 1), ds, strict=True)
+        ]
+
+    monkeypatch.setattr(densities, "rows", rows)
+    out = tmp_path / "rows.jsonl"
+    assert densities.main(["--out", str(out), "--models", "nin"]) == 0
+    assert densities.main(["--out", str(out), "--models", "nin,vgg16"]) == 0
+    line = "accuracy 0.900, density 0.500 at step 0, 0.250 at step 40, by layer 0.200 to 0.400"
+    assert capsys.readouterr().out == f"nin: {line}\nvgg16: {line}\n"
+    assert [row["model"] for row in read(out)] == 4 * ["nin"] + 4 * ["vgg16"]

@@ -71,9 +71,11 @@ def test_a_page_says_ticks_dashes_and_each_note_once():
 
 
 def step_row(policy, milliseconds, budget="12GiB", gib=10, network="vgg16", batch=256):
+    """Of a run on a card; above 12 GiB there was no plan within the budget."""
+    within = 12 * 2**30 if budget and gib < 12 else None
     return {
         "model": network, "batch": batch, "policy": policy, "budget": budget, "measured_s": milliseconds / 1e3,
-        "budget_bytes": 12 * 2**30 if budget else None, "measured_peak_bytes": gib * 2**30, "dtype": "tf32",
+        "budget_bytes": within, "measured_peak_bytes": gib * 2**30, "dtype": "tf32",
         "channels_last": True, "gpu": "NVIDIA H100", "time_utc": "2026-01-01T00:00", "commit": "abc",
     }  # fmt: skip
 
@@ -98,6 +100,33 @@ def test_the_measured_column_compares_steps_of_one_run(tmp_path):
     found = measured.measured(dyn, measured.runs(tmp_path))
     assert found is not None and found.value == pytest.approx(20), "bf16's plain is no peer of tf32's policy"
     assert "| 18 % | 18 % | 20 % | 1 |" in page.page([dyn], runs)
+
+
+def test_a_policy_without_a_plan_within_the_budget_is_a_finding(tmp_path):
+    steps = [step_row("plain", 200, ""), step_row("vdnn-dyn", 210, gib=16), step_row("vdnn-all", 600, gib=13)]
+    steps += [step_row("cdma", 400)]
+    (tmp_path / "2026-01-01-predictions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in steps))
+    runs = measured.runs(tmp_path)
+    dyn = SHEET.row("Abstract", "VGG-16", 256, "dyn in 12 GB: performance loss", 18, 18, "%")
+    text = page.page([dyn], runs)
+    assert "| 18 % | 18 % | no plan | 1 |" in text
+    assert "1. No plan of vdnn-dyn within 12GiB (16.0 GiB without a budget): vgg16 (256), tf32" in text
+    over = replace(SHEET.row("Abstract", "six networks", 0, "cDMA over vDNN, most", 61, 61, "%"), paper="cdma")
+    found = measured.measured(over, runs)
+    assert found is not None and found.value == pytest.approx(50), "the schedules are compared, whatever they hold"
+
+
+@pytest.mark.parametrize("key", sorted(measured.CLAIMS), ids=lambda key: "-".join(map(str, key))[:40])
+def test_every_claim_is_filled_by_the_rows_that_it_names(key, tmp_path):
+    claim, written = measured.CLAIMS[key], []
+    for steps in claim.networks:
+        for number, step in enumerate(steps):
+            written.append(step_row(step.policy, 200 + number, step.budget, 4, step.network, step.batch))
+    (tmp_path / "2026-01-01-predictions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in written))
+    row = next(r for r in page.all_rows() if (r.paper, r.network, r.batch, r.metric) == key)
+    found = measured.measured(row, measured.runs(tmp_path))
+    assert found is not None and found.value is not None
+    assert f" {found.value:.3g} {row.unit} |" in page.page([row], measured.runs(tmp_path))
 
 
 def test_claims_are_rows_of_the_tables():

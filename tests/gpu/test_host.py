@@ -92,3 +92,20 @@ def test_nothing_is_left_behind():
     del offloader
     gc.collect()
     assert not any(memory.is_pinned() for memory in chunks)
+
+
+def test_steady_steps_take_no_memory_from_cuda_or_the_host():
+    """vDNN section III-B: a pool as large as what a step needs. Warm-up has the latest copies that there can be."""
+    model, x, y = chain()
+    plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="cdma", density=0.5)
+    gistkit.compress(model, plan)
+    gistkit.step(model, F.cross_entropy, x, y)
+    (offloader,) = compressed_forward(model).engine._offloads._found.values()
+    for stream in (offloader.backend.d2h, offloader.backend.h2d):
+        steps(model, x, y, offloader.backend.torch_stream(stream))
+    taken = torch.cuda.memory_stats()["num_device_alloc"], len(offloader.arena.chunks)
+    for _ in range(8):
+        model.zero_grad(set_to_none=True)
+        gistkit.step(model, F.cross_entropy, x, y)
+    torch.cuda.synchronize()
+    assert (torch.cuda.memory_stats()["num_device_alloc"], len(offloader.arena.chunks)) == taken

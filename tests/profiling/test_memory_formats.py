@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import gistkit
-from gistkit import BudgetError, capture, zoo
+from gistkit import BudgetError, capture, cli, zoo
+from gistkit.planning.cost import StepTimes
 from gistkit.profiling import memory_formats
 from gistkit.profiling.memory_formats import channels_last_bytes
 from tests.support.models import convolutions, inceptions
@@ -56,10 +57,26 @@ def test_a_plan_and_a_refusal_say_what_the_format_costs():
     times = replace(times, workspace_bytes=workspace, channels_last_bytes={first: 0})
     words = "convolutions take up to 6,144 MiB of workspace, in channels_last 512 MiB"
     assert times.workspace_remedy.startswith(words)
-    assert gistkit.planning.cost.StepTimes.from_json(times.to_json()) == times
+    assert StepTimes.from_json(times.to_json()) == times
     assert gistkit.plan(model, x, policy="plain", measure=times).details["workspace"].startswith(words)
     with pytest.raises(BudgetError, match=re.escape(words)):
         gistkit.plan(model, x, budget="1GiB", measure=times)
     without = replace(times, channels_last_bytes={})
     assert without.workspace_remedy == ""
     assert "workspace" not in gistkit.plan(model, x, policy="plain", measure=without).details
+
+
+def test_the_command_says_what_the_format_costs(tmp_path, capsys):
+    file = tmp_path / "times.json"
+    words = ["tests.commands.test_cli_plan:small", "--batch", "4", "--image-size", "32", "--hardware", "cpu"]
+    words += ["--times", str(file)]
+    assert cli.main(["profile", *words, "--measure"]) == 0
+    times = StepTimes.from_json(file.read_text())
+    workspace = {**dict.fromkeys(times.seconds, 0), min(times.seconds): 6 * 2**30}
+    file.write_text(
+        replace(times, workspace_bytes=workspace, channels_last_bytes=dict.fromkeys(workspace, 0)).to_json()
+    )
+    assert "channels_last" not in capsys.readouterr().out
+    assert cli.main(["plan", *words]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "convolutions take up to 6,144 MiB of workspace, in channels_last 0 MiB" in shown
