@@ -1,7 +1,7 @@
 """Bodies of the public functions."""
 
 from gistkit.api.capturing import may_be_cut
-from gistkit.api.comparison import Row, compare, decisions_table, least_table, policies_table
+from gistkit.api.comparison import Row, compare, decisions_table, policies_table
 from gistkit.api.fitting import MeasuredStep, fitted, read_steps
 from gistkit.api.gradient_errors import Fidelity, StashError, fidelity
 from gistkit.api.measuring import captured, costs_of, measure, read_times, with_times

@@ -1,8 +1,8 @@
-"""What ``gistkit plan`` shows: one plan by storage, every policy beside it, and the least budget of each class."""
+"""What ``gistkit plan`` shows: one plan by storage, and every policy beside it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -21,36 +21,22 @@ SHOWN = 40
 
 @dataclass(frozen=True)
 class Row:
-    """One policy under the budget: its plan, or why it has none.
+    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``.
 
     ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
-    ``needs_bytes`` is that peak, or the least that the policy can do with in the class of moves that was asked for.
-    ``refusal`` is the error of one that has no plan on the hardware, whatever the budget; ``note`` that in a word.
     """
 
     policy: str
     plan: Plan | None
     fits: bool
-    needs_bytes: int
     note: str = ""
-    refusal: str = ""
+    error: BudgetError | PlanError | None = None
 
 
-def compare(
-    graph: SavedGraph,
-    costs: CostTable,
-    budget_bytes: int | None,
-    words: Mapping,
-    done: Callable[[], None] = lambda: None,
-) -> list[Row]:
+def compare(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> list[Row]:
     """Every policy under the same budget, in the order of the registry; ``words`` are the settings of
-    :func:`gistkit.api.planning.plan_graph`, of which each policy takes what it knows. ``done`` is called at each one's
-    end."""
-    rows = []
-    for name in POLICIES:
-        rows.append(_row(name, graph, costs, budget_bytes, words))
-        done()
-    return rows
+    :func:`gistkit.api.planning.plan_graph`, of which each policy takes what it knows."""
+    return [_row(name, graph, costs, budget_bytes, words) for name in POLICIES]
 
 
 def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> Row:
@@ -61,14 +47,13 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
         made = plan_graph(graph, costs, budget=budget_bytes, policy=name, refuse=False, **given)
     except BudgetError as error:
         least = error.least_bytes.get("lossy" if given["lossy"] else given["fidelity"], 0)
-        refusal = str(error) if budget_bytes is None else ""  # then the device's memory was the limit
-        return Row(name, None, False, least, f"needs {mib(least)}" if least else "refused", refusal)
+        return Row(name, None, False, f"needs {mib(least)}" if least else "refused", error)
     except PlanError as error:
         if costs.hardware.has_link:
             raise
-        return Row(name, None, False, 0, "needs a link", str(error))
+        return Row(name, None, False, "needs a link", error)
     fits = budget_bytes is None or made.peak_bytes <= budget_bytes
-    return Row(name, made, fits, made.peak_bytes, "" if fits else "above the budget")
+    return Row(name, made, fits, "" if fits else "above the budget")
 
 
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
@@ -117,13 +102,4 @@ def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, wide: bool 
     if rest:
         sums = (sum(b.nbytes for b in rest), sum(kept[b.id] for b in rest))
         shown.add_row(f"{len(rest)} smaller ones", "", "", *map(mib, sums), *["in --json"] * wide)
-    return shown
-
-
-def least_table(least: Mapping[str, int], lossy: str, plain_bytes: int) -> Table:
-    """The least budget that each class of moves can meet."""
-    shown = table("least feasible budget", "class of moves", ">MiB", ">of plain")
-    for name, nbytes in least.items():
-        moves = f"lossy ({lossy})" if name == "lossy" else name
-        shown.add_row(moves, mib(nbytes), f"{nbytes / max(1, plain_bytes):.1%}")
     return shown

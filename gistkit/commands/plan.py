@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gistkit.api import Row, compare, costs_of, decisions_table, fitted, least_table, policies_table, with_times
+from gistkit.api import Row, compare, costs_of, decisions_table, fitted, policies_table, with_times
 from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
-from gistkit.commands.wrong import InputError, progress_bars, write
-from gistkit.errors import BudgetError
+from gistkit.commands.wrong import InputError, write
+from gistkit.errors import PlanError
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning import EXAMPLE_FORMAT, check_words, instead, least_bytes, remedy
+from gistkit.planning import check_words, refused
 from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import trains_batch_norm
@@ -32,7 +32,6 @@ class Findings:
     times: StepTimes | None
     budget_bytes: int | None
     rows: list[Row]
-    least: dict[str, int]
 
     @property
     def plain(self) -> Plan:
@@ -92,16 +91,11 @@ def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options:
         budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
     except ValueError as error:
         raise InputError(error) from error
-    accepted = options.per_sub_batch_norm
     words = {"fidelity": options.fidelity, "lossy": options.lossy}
-    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
-    with progress_bars(transient=True) as progress:
-        task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, words, lambda: progress.advance(task))
-        progress.update(task, description="the least budget")
-        least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
-        progress.advance(task)
-    return Findings(graph, costs, times, budget_bytes, rows, least)
+    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": options.per_sub_batch_norm}
+    with Console(stderr=True).status("planning"):
+        rows = compare(graph, costs, budget_bytes, words)
+    return Findings(graph, costs, times, budget_bytes, rows)
 
 
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
@@ -109,7 +103,6 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     if chosen.plan is not None:
         shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width >= WIDE))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
-    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
         shown.print(_summary(chosen.plan, found.plain))
         left_out = chosen.plan.prediction.not_compared
@@ -130,16 +123,16 @@ def _summary(made: Plan, plain: Plan) -> str:
 
 
 def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
-    """Which classes of moves would do, in the words of the error that ``gistkit.plan`` raises."""
-    if chosen.refusal:
-        return chosen.refusal
-    assert found.budget_bytes is not None
-    asked = "lossy" if options.lossy else options.fidelity
-    say = remedy if chosen.policy == "optimal" else instead
-    todo = say(found.budget_bytes, found.least, asked, options.lossy or EXAMPLE_FORMAT)
-    if chosen.policy != "optimal":
-        todo = f"it needs {mib(chosen.needs_bytes)} MiB; {todo}"
-    return str(BudgetError(found.budget_bytes, found.least, todo))
+    """Which classes of moves would do: the error that ``gistkit.plan`` raises."""
+    if found.budget_bytes is None or isinstance(
+        chosen.error, PlanError
+    ):  # no link, or the device's memory is too small
+        return str(chosen.error)
+    why = chosen.error or chosen.plan
+    assert why is not None
+    settings = {"fidelity": "lossy" if options.lossy else options.fidelity, "lossy": options.lossy}
+    settings |= {"reserve": parse_bytes(options.reserve), "batch_norm": options.per_sub_batch_norm}
+    return str(refused(found.graph, found.costs, found.budget_bytes, settings, chosen.policy, why))
 
 
 def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
@@ -151,7 +144,6 @@ def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
             "image_size": options.image_size,
             "hardware": asdict(found.costs.hardware),
             "budget_bytes": found.budget_bytes,
-            "least_bytes": found.least,
             "times": None if found.times is None else asdict(found.times),
             "policies": rows,
             "plan": None if chosen.plan is None else json.loads(with_times(chosen.plan, found.times).to_json()),

@@ -63,17 +63,9 @@ def test_plan(tmp_path, capsys):
     assert cli.main(["plan", *SMALL, "--budget", "90%", "--json", str(numbers)]) == 0
     shown = capsys.readouterr().out
     assert all(policy in shown for policy in POLICIES)
-    titles = (
-        "what becomes of the tensors",
-        "kept MiB",
-        "least feasible budget",
-        "lossy (fp8)",
-        "optimal on titanx: peak",
-    )
-    assert all(title in shown for title in titles)
+    assert all(title in shown for title in ("what becomes of the tensors", "kept MiB", "optimal on titanx: peak"))
     raw = json.loads(numbers.read_text())
     assert [row["policy"] for row in raw["policies"]] == list(POLICIES)
-    assert list(raw["least_bytes"]) == ["bitwise", "reassociated", "lossy"]
     plan = Plan.from_json(json.dumps(raw["plan"]))
     assert plan.policy == "optimal" and plan.peak_bytes <= raw["budget_bytes"] == plan.budget_bytes
     plain = raw["policies"][0]
@@ -120,14 +112,14 @@ def test_a_policy_that_does_not_fit_says_what_its_class_needs(capsys):
 def test_a_budget_that_is_not_met(capsys):
     assert cli.main(["plan", *SMALL, "--budget", "10kB"]) == 1
     shown = capsys.readouterr()
-    assert "least feasible budget" in shown.out and "needs" in shown.out
+    assert "needs" in shown.out
     assert shown.err.splitlines()[-1].startswith(
         "gistkit: no plan by policy 'optimal': the budget must be at least what the step needs, by the class of moves: "
     )
     assert "no class of moves would do; raise the budget to" in shown.err
     assert cli.main(["plan", *SMALL, "--budget", "90%", "--policy", "plain"]) == 1
     assert re.search(
-        r"no plan by policy .plain.: the budget .*: it needs \d.\d+ MiB; policy=.optimal. fits$",
+        r"no plan by policy .plain.: the budget .*: policy=.plain. needs \d+ bytes .*; policy=.optimal. fits$",
         capsys.readouterr().err,
     )
 
