@@ -2,4 +2,4 @@
 
 from gistkit.benchmark.cases import Case, codec_cases
 from gistkit.benchmark.measure import DTYPES, Job, environment, jobs, rows
-from gistkit.benchmark.ratios import CODERS, LAYOUTS, drawn, ratio_rows, summed, watched
+from gistkit.benchmark.ratios import CODERS, LAYOUTS, ratio_rows, summed, watched

@@ -15,7 +15,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -36,23 +36,14 @@ FLUSH_BYTES = 256 * MIB
 Job = tuple[Case, torch.dtype, float, float]
 
 
-def jobs(
-    cases: list[Case],
-    dtypes: list[torch.dtype],
-    sizes_mib: list[float],
-    on_gpu: bool,
-    densities: Sequence[float] | None = None,
-) -> list[Job]:
-    """(case, dtype, density, size) in the order they run: by size, so that a cut run has whole sizes.
-
-    ``densities``: those of the cases for which they matter, in place of their own.
-    """
+def jobs(cases: list[Case], dtypes: list[torch.dtype], sizes_mib: list[float], on_gpu: bool) -> list[Job]:
+    """(case, dtype, density, size) in the order they run: by size, so that a cut run has whole sizes."""
     return [
         (case, dtype, density, size)
         for size in sizes_mib
         for case in cases
         for dtype in (dtypes if case.dtypes is None else case.dtypes)
-        for density in (densities if densities and case.by_density else case.densities)
+        for density in case.densities
         if on_gpu or not case.cuda_only
     ]
 

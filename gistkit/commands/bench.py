@@ -35,12 +35,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     codecs = list(dict.fromkeys(case.name for case in codec_cases()))
     text = "these codecs alone (mask1, zvc, csr+fp8, ...)"
     parser.add_argument("--codec", metavar="NAME", nargs="+", choices=codecs, help=text)
-    text = "of the dense tensors (default: 64,256,512; on a CPU 4)"
-    parser.add_argument("--sizes-mib", metavar="LIST", type=_numbers(0.01, 2**20), help=text)
-    text = f"of {', '.join(DTYPES)} (default: fp32,bf16; on a CPU fp32)"
-    parser.add_argument("--dtypes", metavar="LIST", type=_dtype_names, help=text)
-    text = "shares of elements that are not zero, for sparse encodings (default: 0.5, and 0.1 for zvc and csr)"
-    parser.add_argument("--density", metavar="LIST", type=_numbers(0.001, 0.999), help=text)
+    text = "of the dense tensors (default: 64 256 512; on a CPU 4)"
+    parser.add_argument("--sizes-mib", metavar="MIB", nargs="+", type=_size, help=text)
+    text = f"of {', '.join(DTYPES)} (default: fp32 bf16; on a CPU fp32)"
+    parser.add_argument("--dtypes", metavar="NAME", nargs="+", choices=DTYPES, help=text)
     add_ratios(parser)
     parser.add_argument("--quick", action="store_true", help="fewer calls a measurement")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything for machines, making folders")
@@ -71,29 +69,14 @@ def _prepare(options: argparse.Namespace) -> tuple[str, list[Job]]:
     cases = [c for c in codec_cases() if not options.codec or c.name in options.codec]
     dtypes = [DTYPES[name] for name in options.dtypes or DTYPE_NAMES[device.type]]
     sizes = options.sizes_mib or SIZES_MIB[device.type]
-    return str(device), jobs(cases, dtypes, sizes, device.type == "cuda", options.density)
+    return str(device), jobs(cases, dtypes, sizes, device.type == "cuda")
 
 
-def _numbers(least: float, most: float) -> Callable[[str], list[float]]:
-    """The type of an option that lists numbers with commas between."""
-
-    def parsed(text: str) -> list[float]:
-        try:
-            found = [float(part) for part in text.split(",")]
-        except ValueError:
-            found = [float("nan")]
-        if not all(least <= number <= most for number in found):
-            raise argparse.ArgumentTypeError(f"must be from {least} to {most} with commas between, got {text!r}")
-        return list(dict.fromkeys(found))
-
-    return parsed
-
-
-def _dtype_names(text: str) -> list[str]:
-    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
-    if not DTYPES.keys() >= {*names}:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(DTYPES)} with commas between, got {text!r}")
-    return names
+def _size(text: str) -> float:
+    number = float(text)
+    if not 0.01 <= number <= 2**20:
+        raise argparse.ArgumentTypeError(f"must be from 0.01 to {2**20}, got {text!r}")
+    return number
 
 
 def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:

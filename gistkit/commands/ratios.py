@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.benchmark import CODERS, LAYOUTS, drawn, environment, ratio_rows, summed, watched
+from gistkit.benchmark import CODERS, LAYOUTS, environment, ratio_rows, summed, watched
 from gistkit.benchmark.ratios import Row
 from gistkit.commands.wrong import InputError, write
 from gistkit.errors import GistError
@@ -21,15 +21,13 @@ from gistkit.training import batches, open_images
 from gistkit.zoo import load
 
 BATCH, IMAGE_SIZE, STEPS, WINDOWS = 16, 64, 20, 256
-DENSITIES = (0.5, 0.35, 0.1)
-PATCH = 4
 
 
 def add_ratios(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     text = "ratios in place of speeds: zvc, run-length and DEFLATE on the activations of these networks in training "
-    text += f"({STEPS} steps, batch {BATCH}), by layout; without a MODEL on maps drawn at --density"
-    parser.add_argument("--ratios", metavar="MODEL", nargs="*", help=text)
+    text += f"({STEPS} steps, batch {BATCH}), by layout"
+    parser.add_argument("--ratios", metavar="MODEL", nargs="+", help=text)
     text = "of --ratios: one folder a class, or 'digits'"
     parser.add_argument("--data", metavar="DIR", default="digits", help=text)
     text = "of --ratios: height and width the images are brought to"
@@ -41,11 +39,6 @@ def run_ratios(options: argparse.Namespace, device: str) -> int:
     most = WINDOWS // 8 if options.quick else WINDOWS
     with Console(stderr=True).status("training and compressing"):
         of = [_of_network(name, options, device, most) for name in options.ratios]
-        for density in () if of else options.density or DENSITIES:
-            maps = {f"patches of {patch}x{patch}": drawn(density, patch) for patch in (1, PATCH)}
-            of.append(
-                [r for name, x in maps.items() for r in ratio_rows(f"drawn at density {density:g}", name, x, most)]
-            )
     if options.json:  # the file first: whoever reads the table may close it early
         found = {"environment": environment(device), "rows": [r for rows in of for r in rows]}
         write(options.json, json.dumps(found) + "\n")

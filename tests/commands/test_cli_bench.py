@@ -17,7 +17,7 @@ QUICK = ["bench", "--device", "cpu", "--quick", "--sizes-mib", "0.05"]
 
 def test_the_main_job(tmp_path, capsys):
     numbers = tmp_path / "new" / "rows.json"
-    assert cli.main([*QUICK, "--codec", "mask1", "zvc+fp8", "--dtypes", "fp32,bf16", "--json", str(numbers)]) == 0
+    assert cli.main([*QUICK, "--codec", "mask1", "zvc+fp8", "--dtypes", "fp32", "bf16", "--json", str(numbers)]) == 0
     shown = capsys.readouterr()
     for text in ("mask1", "zvc+fp8", "relu_backward", "pack", "6.25%", "sign", "bytes", "GB/s", "of copy"):
         assert text in shown.out
@@ -28,15 +28,15 @@ def test_the_main_job(tmp_path, capsys):
 
 def test_a_table_fits_eighty_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main([*QUICK, "--sizes-mib", "0.01,0.02", "--dtypes", "fp32,bf16", "--codec", "csr", "fp8"]) == 0
+    assert cli.main([*QUICK, "--sizes-mib", "0.01", "0.02", "--dtypes", "fp32", "bf16", "--codec", "csr", "fp8"]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
 
 
 def test_what_is_the_same_in_all_rows_stands_in_the_title(capsys):
-    assert cli.main([*QUICK, "--codec", "csr", "--density", "0.25"]) == 0
+    assert cli.main([*QUICK, "--codec", "fp8"]) == 0
     title, _, rest = " ".join(capsys.readouterr().out.split()).partition(" codec direction ")
-    assert title.endswith(", fp32, 0.05 MiB, density 0.25") and rest.startswith("bytes error ms GB/s of copy")
+    assert title.endswith(", fp32, 0.05 MiB") and rest.startswith("bytes error ms GB/s of copy")
 
 
 def test_default_is_every_codec_on_little_data():
