@@ -31,9 +31,9 @@ from torch import nn
 
 import gistkit
 from bench.networks import Transformer, densenet121
+from bench.rows import environment, utc
 from bench.variants import VARIANTS
 from gistkit import zoo
-from gistkit.benchmark.measure import environment, utc
 from gistkit.planning.cost.devices import Hardware, hardware
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate

@@ -8,24 +8,18 @@ are of a device copy of the same number of dense bytes in the same run.
 
 from __future__ import annotations
 
-import datetime
 import math
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from gistkit.benchmark.cases import Case, Setting
-from gistkit.version import VERSION
 
 MIB = 2**20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,12 +78,9 @@ def _told(error: Exception) -> str:
 
 
 def _row(job: Job, device: str, seed: int, copy: float, problem: str, quick: bool) -> dict[str, Any]:
-    """What was run, where, and either its times or what is wrong with it."""
+    """What was run, and either its times or what is wrong with it."""
     case, dtype, density, size_mib = job
     row: dict[str, Any] = {
-        "kind": "layer",
-        "time_utc": utc(),
-        **environment(device),
         "case": case.name,
         "family": case.family,
         "direction": case.direction,
@@ -184,47 +175,3 @@ def difference(got: Any, want: Any) -> str:
         if not bit_equal(a, b):
             return f"output {i}: {a.dtype} {list(a.shape)} differs in bits from {b.dtype} {list(b.shape)}"
     return ""
-
-
-def utc() -> str:
-    """Now, UTC, to the second."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-@cache
-def environment(device: str) -> dict[str, Any]:
-    """What a row must say about where it was measured."""
-    on_gpu = torch.device(device).type == "cuda"
-    try:
-        import triton
-
-        triton_version = triton.__version__
-    except ImportError:
-        triton_version = ""
-    return {
-        "commit": os.environ.get("GISTKIT_COMMIT") or _commit() or f"v{VERSION}",
-        "device": device,
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else "",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "",
-        "cpu": "" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton_version,
-    }
-
-
-def _commit() -> str:
-    """That of the checkout which this file is tracked in; '' for an installed package, wherever it lies."""
-    here = Path(__file__)
-    git = ("git", "-C", str(here.parent))
-    if not _output(*git, "ls-files", "--error-unmatch", here.name):
-        return ""
-    return _output(*git, "describe", "--always", "--dirty")
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip().partition("\n")[0]

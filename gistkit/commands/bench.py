@@ -13,11 +13,12 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from gistkit.benchmark import DTYPES, Job, codec_cases, environment, jobs, rows
+from gistkit.benchmark import DTYPES, Job, codec_cases, jobs, rows
 from gistkit.commands.ratios import add_ratios, run_ratios
 from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, write
 from gistkit.profiling import checked_device
 from gistkit.report import console, milliseconds
+from gistkit.training import environment
 
 SIZES_MIB = {"cpu": [4.0], "cuda": [64.0, 256.0, 512.0]}
 DTYPE_NAMES = {"cpu": ["fp32"], "cuda": ["fp32", "bf16"]}
@@ -52,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     found = list(_with_progress(todo, device, options.quick))
     if options.json:  # the file first: whoever reads the table may close it early
         write(options.json, json.dumps({"environment": environment(device), "rows": found}) + "\n")
-    console().print(bench_table(found))
+    console().print(bench_table(found, environment(device)))
     failed = [r for r in found if "error" in r]
     for r in failed:
         print(f"{r['case']} {r['direction']} {r['dtype']} {r['size_mib']:g} MiB: {r['error']}", file=sys.stderr)
@@ -96,10 +97,9 @@ _VARYING: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
 """Columns that a table has where they vary: name, what its title says where they do not, a row's text."""
 
 
-def bench_table(results: list[Row]) -> Table:
-    """The rows as a table; what is the same in all of them stands in its title."""
-    first = results[0]
-    said, columns = [first["gpu"] or f"CPU, {first['cpu']}", f"torch {first['torch']}"], []
+def bench_table(results: list[Row], about: Row) -> Table:
+    """The rows as a table; what is the same in all of them stands in its title, with where they were measured."""
+    said, columns = [about["device"], f"{about['threads']} threads", f"torch {about['torch']}"], []
     for name, alone, text in _VARYING:
         values = {text(r) for r in results}
         if len(values) > 1:

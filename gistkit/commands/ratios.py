@@ -11,13 +11,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.benchmark import CODERS, LAYOUTS, environment, ratio_rows, summed, watched
+from gistkit.benchmark import CODERS, LAYOUTS, ratio_rows, summed, watched
 from gistkit.benchmark.ratios import Row
 from gistkit.commands.wrong import InputError, write
 from gistkit.errors import GistError
 from gistkit.report import console, mib
 from gistkit.runtime import does_not_fit
-from gistkit.training import batches, open_images
+from gistkit.training import batches, environment, open_images
 from gistkit.zoo import load
 
 BATCH, IMAGE_SIZE, STEPS, WINDOWS = 16, 64, 20, 256

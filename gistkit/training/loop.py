@@ -208,7 +208,8 @@ def be_deterministic() -> None:
 
 def environment(device: str) -> dict[str, Any]:
     """What figures depend on: versions, the device's name, CPU threads."""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    on_gpu = device.startswith("cuda")
+    name = torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine()
     return {
         "gistkit": VERSION,
         "torch": torch.__version__,

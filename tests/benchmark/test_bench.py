@@ -11,13 +11,6 @@ from gistkit.benchmark import measure
 from gistkit.benchmark.cases import Case, Setting, Workload, codec_cases
 from gistkit.codecs import CODECS
 
-ROW_KEYS = {
-    *("kind", "time_utc", "commit", "device", "gpu", "driver", "cpu", "python", "torch", "triton", "case", "family"),
-    *("direction", "dtype", "size_mib", "density", "by_density", "lossless", "relative_error", "seed", "checked"),
-    *("shape", "kept_ratio", "median_s", "p20_s", "p80_s", "host_s", "moved_bytes", "gbps", "copy_gbps"),
-    "percent_of_copy",
-}
-
 
 def _broken(s: Setting) -> Workload:
     x = torch.zeros(s.numel)
