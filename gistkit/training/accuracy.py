@@ -147,7 +147,7 @@ class Accuracy:
 
     def densities(self) -> list[Row]:
         """A row a kept tensor and measured step (:func:`.density.recorded`)."""
-        return self._records.densities()
+        return [found for row in self._records.rows() for found in row["densities"]]
 
     def _network(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
@@ -195,13 +195,12 @@ class Accuracy:
         for epoch in range(begin, settings.epochs):
             started = time.perf_counter()
             key = {"scheme": which.name, "seed": seed, "epoch": epoch}
-            figures, densities = self._epoch(run, epoch)
-            row = {**key, **figures, "accuracy": self._accuracy(model), **self._kept(which, model)}
+            row = {**key, **self._epoch(run, epoch), "accuracy": self._accuracy(model), **self._kept(which, model)}
             row |= {"seconds": time.perf_counter() - started, "environment": environment(settings.device)}
-            self._records.add(row, [{**key, **found} for found in densities], run.state)
+            self._records.add(row, run.state)
 
-    def _epoch(self, run: _Run, epoch: int) -> tuple[Row, list[Row]]:
-        """(figures, densities) of one epoch. Waits for the device at its end, and where densities are measured."""
+    def _epoch(self, run: _Run, epoch: int) -> Row:
+        """Figures and densities of one epoch. Waits for the device at its end, and where densities are measured."""
         settings, seed = self.settings, epoch_seed(run.seed, epoch)
         if settings.device == "cuda":  # a graph holds the codecs' seed, which is the CPU's: one for the whole run
             torch.manual_seed(run.seed)
@@ -227,7 +226,7 @@ class Accuracy:
             run.on_step(step + 1)
         loss = torch.stack(losses).mean().item()
         trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
-        return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained}, densities
+        return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained, "densities": densities}
 
     def _step(self, which: Scheme, model: torch.nn.Module) -> Step:
         """Forward and backward; on CUDA as a graph, but for sparse storages, of which a graph knows no size."""

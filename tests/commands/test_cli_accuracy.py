@@ -32,10 +32,8 @@ def test_the_main_job(tmp_path, capsys, monkeypatch):
         ("fp32", 0, 0), ("fp32", 0, 1), ("fp8", 0, 0), ("fp8", 0, 1),
     ]  # fmt: skip
     assert len(rows) == 12 and all(0 <= r["accuracy"] <= 1 for r in rows)
-    measured = (tmp_path / "rows" / "density.jsonl").read_text().splitlines()
-    assert {(r["scheme"], r["seed"], r["step"]) for r in map(json.loads, measured)} == {
-        ("fp32", 0, s) for s in (0, 4, 8)
-    }
+    measured = {(r["scheme"], r["seed"], density["step"]) for r in rows for density in r["densities"]}
+    assert measured == {("fp32", 0, s) for s in (0, 4, 8)}
     for name in ("curves.png", "curves-density.png"):
         with Image.open(tmp_path / "new" / name) as image:
             assert image.size == (1350, 840) and len(image.convert("RGB").getcolors(1 << 24)) > 20

@@ -28,7 +28,6 @@ from gistkit.training import (
     device_images,
     difference,
     plan_of,
-    records,
     scheme,
 )
 from gistkit.training import schemes as all_schemes
@@ -210,9 +209,9 @@ def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
 # Runs
 
 
-def figures(folder, name="rows.jsonl"):
+def figures(folder):
     """The rows without what a clock says, in the order of the runs."""
-    rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     return sorted(({k: v for k, v in r.items() if k != "seconds"} for r in rows), key=lambda r: json.dumps(r))
 
 
@@ -237,42 +236,24 @@ def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
     resumed = []
     found = Accuracy(of, tmp_path / "parts").run(lambda name, done: resumed.append((name, done)))
     assert found == whole and figures(tmp_path / "parts") == figures(tmp_path / "whole")
-    assert figures(tmp_path / "parts", "density.jsonl") == figures(tmp_path / "whole", "density.jsonl")
     assert resumed[:2] == [("fp32", 15), ("fp8s", 10)]
-    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["density.jsonl", "rows.jsonl"]
+    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["rows.jsonl"]
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a run with densities that nothing stopped."""
-    folder = tmp_path_factory.mktemp("whole")
-    Accuracy(settings(density=2), folder).run()
-    return folder
+def test_a_kill_before_the_checkpoint_doubles_no_row(tmp_path, monkeypatch):
+    of = settings(schemes=("fp32",), epochs=2, density=2)
+    Accuracy(of, tmp_path / "whole").run()
 
-
-@pytest.mark.parametrize("after", ["density.jsonl", "rows.jsonl", "checkpoint"])
-def test_a_kill_between_the_files_of_an_epoch_doubles_no_row(tmp_path, monkeypatch, whole, after):
-    of, append, save, times = settings(density=2), records._append, torch.save, []
-
-    def second(*done):
-        times.append(done)
-        if len(times) == 2:
-            raise Killed
-
-    def appended(file, rows):
-        append(file, rows)
-        if file.name == after:
-            second(file)
+    def killed(*_):
+        raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(records, "_append", appended)
-        if after == "checkpoint":
-            patched.setattr(torch, "save", lambda *a: (save(*a), second(*a)))
+        patched.setattr(torch, "save", killed)
         with pytest.raises(Killed):
             Accuracy(of, tmp_path / "parts").run()
+    assert len(figures(tmp_path / "parts")) == 1
     Accuracy(of, tmp_path / "parts").run()
-    for name in ("rows.jsonl", "density.jsonl"):
-        assert figures(tmp_path / "parts", name) == figures(whole, name)
+    assert figures(tmp_path / "parts") == figures(tmp_path / "whole")
 
 
 def test_an_exact_run_is_an_ordinary_training_loop(tmp_path):
