@@ -5,7 +5,6 @@ import json
 import re
 from dataclasses import replace
 
-import pytest
 import torch
 from PIL import Image
 from torch import nn
@@ -70,19 +69,6 @@ def test_plan(tmp_path, capsys):
     assert plan.policy == "optimal" and plan.peak_bytes <= raw["budget_bytes"] == plan.budget_bytes
     plain = raw["policies"][0]
     assert not plain["fits"] and raw["budget_bytes"] == int(0.9 * plain["peak_bytes"])
-
-
-@pytest.mark.parametrize(("batch", "size", "unit"), [(1, 8, "KiB"), (8, 1024, "GiB")])
-def test_pictures_have_units_that_suit_the_numbers(batch, size, unit, tmp_path):
-    """An SVG has each text in a comment."""
-    picture = tmp_path / "profile.svg"
-    arguments = [NET, "--batch", str(batch), "--image-size", str(size), "--hardware", "titanx"]
-    assert cli.main(["profile", *arguments, "--plot", str(picture)]) == 0
-    texts = re.findall(r"<!-- (.*?) -->", picture.read_text())
-    assert f"predicted device memory ({unit})" in texts and "tasks of one training step, in order" in texts
-    assert any(re.search(rf"peak \d+\.\d+ {unit}", text) for text in texts)
-    ticks = [float(text) for text in texts if re.fullmatch(r"[0-9.]+", text)]
-    assert max(ticks[-5:]) >= 1 and "0" in texts
 
 
 def test_tables_fit_eighty_columns(capsys, monkeypatch):
