@@ -48,20 +48,12 @@ def rows(
     """Measure the jobs one after the other; none is started later than ``max_s`` seconds after the first."""
     deadline = time.monotonic() + max_s
 
-    @cache
-    def copied(size_mib: float) -> tuple[float, str]:
-        """(GB/s, '') of a copy, or what stands in its way: two tensors that the device has no memory for."""
-        try:
-            return copy_gbps(int(size_mib * MIB), device, quick=quick), ""
-        except RuntimeError as error:
-            return 0.0, _told(error)
-
+    copied = cache(lambda size_mib: copy_gbps(int(size_mib * MIB), device, quick=quick))
     checked = cache(lambda case, dtype, density: check(case, dtype, density, device, seed))
     for job in todo:
         if time.monotonic() > deadline:
             return
-        copy, problem = copied(job[3])
-        yield _row(job, device, seed, copy, checked(*job[:3]) or problem, quick)
+        yield _row(job, device, seed, copied(job[3]), checked(*job[:3]), quick)
 
 
 def check(case: Case, dtype: torch.dtype, density: float, device: str, seed: int) -> str:

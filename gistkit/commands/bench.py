@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,11 @@ from gistkit.benchmark import DTYPES, Job, codec_cases, jobs, rows
 from gistkit.commands.ratios import add_ratios, run_ratios
 from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, write
 from gistkit.profiling import checked_device
-from gistkit.report import console, milliseconds
+from gistkit.report import console, milliseconds, table
 from gistkit.training import environment
 
 SIZES_MIB = {"cpu": [4.0], "cuda": [64.0, 256.0, 512.0]}
 DTYPE_NAMES = {"cpu": ["fp32"], "cuda": ["fp32", "bf16"]}
-NAME_WIDTH = 18
-"""Columns that the longer names are folded to where the table is wider than the screen."""
 Row = dict[str, Any]
 
 
@@ -89,37 +87,23 @@ def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:
 
 
 _NAMES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
-_VARYING: tuple[tuple[str, str, Callable[[Row], str]], ...] = (
-    ("dtype", "{}", lambda row: str(_NAMES.get(row["dtype"], row["dtype"]))),
-    ("MiB", "{} MiB", lambda row: f"{row['size_mib']:g}"),
-    ("density", "density {}", lambda row: f"{row['density']:g}" if row["by_density"] else ""),
-)
-"""Columns that a table has where they vary: name, what its title says where they do not, a row's text."""
 
 
 def bench_table(results: list[Row], about: Row) -> Table:
-    """The rows as a table; what is the same in all of them stands in its title, with where they were measured."""
-    said, columns = [about["device"], f"{about['threads']} threads", f"torch {about['torch']}"], []
-    for name, alone, text in _VARYING:
-        values = {text(r) for r in results}
-        if len(values) > 1:
-            columns.append((name, text))
-        elif values != {""}:
-            said.append(alone.format(values.pop()))
-    table = Table(title=", ".join(said), caption=_caption(results), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("codec", min_width=min(NAME_WIDTH, max(len(r["case"]) for r in results)), overflow="fold")
-    table.add_column("direction", no_wrap=True)
-    for name in (*(name for name, _ in columns), "bytes", "error", "ms", "GB/s", "of copy"):
-        table.add_column(name, justify="right", no_wrap=True)
+    """The rows as a table, with where they were measured."""
+    where = f"{about['device']}, {about['threads']} threads, torch {about['torch']}"
+    columns = ("codec", "direction", "dtype", ">MiB", ">bytes", ">error", ">ms", ">GB/s", ">of copy")
+    shown = table(where, *columns, caption=_caption(results), box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for r in results:
-        table.add_row(r["case"], r["direction"], *(text(r) for _, text in columns), *_figures(r))
-    return table
+        name = f"{r['case']} {r['density']:g}" if r["by_density"] else r["case"]
+        shown.add_row(name, r["direction"], _NAMES.get(r["dtype"], r["dtype"]), f"{r['size_mib']:g}", *_figures(r))
+    return shown
 
 
 def _caption(results: list[Row]) -> str:
     copies = sorted(r["copy_gbps"] for r in results if "copy_gbps" in r)
     error = "error: at most, of a value in the format's normal range, with integers of its block's span"
-    parts = ["bytes: kept, of the dense tensor's", error]
+    parts = ["number behind a codec: density", "bytes: kept, of the dense tensor's", error]
     if copies:
         made = " to ".join(dict.fromkeys(f"{c:,.0f}" for c in (copies[0], copies[-1])))
         parts.append(f"GB/s: read and written; a copy makes {made}")

@@ -33,12 +33,6 @@ def test_a_table_fits_eighty_columns(capsys, monkeypatch):
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
 
 
-def test_what_is_the_same_in_all_rows_stands_in_the_title(capsys):
-    assert cli.main([*QUICK, "--codec", "fp8"]) == 0
-    title, _, rest = " ".join(capsys.readouterr().out.split()).partition(" codec direction ")
-    assert title.endswith(", fp32, 0.05 MiB") and rest.startswith("bytes error ms GB/s of copy")
-
-
 def test_default_is_every_codec_on_little_data():
     options = cli._parser().parse_args(["bench", "--device", "cpu"])
     _, todo = bench._prepare(options)
