@@ -17,7 +17,7 @@ from gistkit.commands.wrong import InputError, write
 from gistkit.errors import PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import check_words, refused
-from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
+from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import trains_batch_norm
 from gistkit.report import console, mib, milliseconds, told
@@ -49,19 +49,16 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp8, fp8s, int4s, ...")
     text = "measured steps, JSON of {plan, step_s, densities} a line: the host's seconds a task are fitted to them"
     parser.add_argument("--from-stats", metavar="FILE", type=Path, help=text)
-    parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
     text = "accept sub-batches whose batch norms see the statistics of each part"
     parser.add_argument("--per-sub-batch-norm", action="store_true", help=text)
-    parser.add_argument("--reserve", metavar="BYTES", default="0", help="for optimiser state and the like")
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan, write, show; 1 where the policy has no plan within the budget."""
     device = prepare(options)
     try:
-        check_words(options.policy, options.fidelity, options.lossy, options.density)
+        check_words(options.policy, options.fidelity, options.lossy)
         check_budget(options.budget)
-        parse_bytes(options.reserve, "--reserve")
         steps = measured_steps(options.from_stats) if options.from_stats else []
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
@@ -69,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
     try:
         densities = {storage: share for step in steps for storage, share in step.densities.items()}
-        costs = costs_of(graph, device, times, densities or options.density)
+        costs = costs_of(graph, device, times, densities or None)
         costs = fitted(graph, costs, steps) if steps else costs
     except ValueError as error:
         raise InputError(error) from error
@@ -85,14 +82,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace) -> Findings:
-    reserve = parse_bytes(options.reserve, "--reserve")
     plain = POLICIES["plain"](graph, costs)
     try:
-        budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
+        budget_bytes = parse_budget(options.budget, plain.peak_bytes)
     except ValueError as error:
         raise InputError(error) from error
-    words = {"fidelity": options.fidelity, "lossy": options.lossy}
-    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": options.per_sub_batch_norm}
+    words = {name: getattr(options, name) for name in ("fidelity", "lossy", "per_sub_batch_norm")}
     with Console(stderr=True).status("planning"):
         rows = compare(graph, costs, budget_bytes, words)
     return Findings(graph, costs, times, budget_bytes, rows)
@@ -131,7 +126,7 @@ def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
     why = chosen.error or chosen.plan
     assert why is not None
     settings = {"fidelity": "lossy" if options.lossy else options.fidelity, "lossy": options.lossy}
-    settings |= {"reserve": parse_bytes(options.reserve), "batch_norm": options.per_sub_batch_norm}
+    settings |= {"reserve": 0, "batch_norm": options.per_sub_batch_norm}
     return str(refused(found.graph, found.costs, found.budget_bytes, settings, chosen.policy, why))
 
 
