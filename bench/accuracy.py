@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 VGG_BN, INCEPTION = "bench.networks:vgg16_bn", "bench.networks:inception"
 CAMPAIGN = (
     Entry("resnet20", "fp32 int4s fp8 immediate:fp8", range(3), 30, 256, 0.2),
-    Entry("resnet20", "auto auto:0.03", range(3), 30, 256, 0.2),
+    Entry("resnet20", "auto", range(3), 30, 256, 0.2),
     Entry("alexnet", "fp32 fp8 fp10 immediate:fp16 immediate:fp8 int4s", range(2), 15, 256, 0.03),
     Entry("vgg16", "fp32 fp8 fp10 fp16 immediate:fp16 int4s", range(1), 15, 256, 0.03, density=98),
     Entry("vgg16", "fp32", range(1, 3), 15, 256, 0.03),

@@ -105,12 +105,11 @@ class TrainResult:
         return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
 
     def to_json(self) -> str:
-        """The result as JSON text. ``losses_hex`` has each loss's float64 bits; a loss that is not finite is
-        null."""
+        """The result as JSON text, every loss to the bit; one that is not finite is null."""
         runs = []
         for run in self.runs:
             losses = [x if math.isfinite(x) else None for x in run.losses]
-            runs.append({**asdict(run), "losses": losses, "losses_hex": [_bits(x).hex() for x in run.losses]})
+            runs.append({**asdict(run), "losses": losses})
         fields = {"settings": asdict(self.settings), "environment": self.environment, "tested": self.tested}
         return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
 
