@@ -1,11 +1,12 @@
 """One of two processes that train the same networks plain and compressed, under DistributedDataParallel and under
-fully_shard; what each step gave goes into a file. Run by tests/test_distributed.py:
+fully_shard; what each step gave goes into a file. Run by tests/integrations/test_distributed.py:
 
 python -m tests.support.distributed_cases RANK FOLDER
 """
 
 import contextlib
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -102,7 +103,8 @@ def fsdp(case, how, rank):
 
 
 def main(rank, folder):
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    patience = timedelta(seconds=100)
+    distributed.init_process_group("gloo", f"file://{folder}/store", patience, rank=rank, world_size=2)
     torch.use_deterministic_algorithms(True)
     results = {}
     for case, (_, ways) in DDP.items():
