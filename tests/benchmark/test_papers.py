@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers import cdma, gist, measured, page
+from bench.papers import cdma, measured, page
 from bench.papers.baselines import gradient_maps, most_at_once, network_wide
-from bench.papers.common import AT_LEAST, AT_MOST, IMPLIED, PAPERS, ROOT, Sheet, path_of, read, write
+from bench.papers.common import AT_LEAST, AT_MOST, PAPERS, ROOT, Sheet, path_of, read, write
 from bench.papers.gist_cases import INPLACE
 from bench.papers.gist_cases import Case as Encoded
 from bench.papers.library_view import library_view
@@ -55,47 +55,6 @@ def test_the_page_is_made_from_the_rows():
         assert os.access(ROOT / "scripts" / f"table_{paper}", os.X_OK)
 
 
-def test_a_page_says_ticks_dashes_and_each_note_once():
-    rows = [
-        SHEET.row("I", "a", 1, "x", 10, 10.5, "GB"),
-        SHEET.row("I", "b", 1, "x", 10, 20, "GB", note="because"),
-        SHEET.row("I", "b", 2, "x", 10, 20, "GB", note="because"),
-        SHEET.row("I", "c", 0, "x", 10, 10, "%", relation=IMPLIED, density="0.5"),
-    ]
-    text = page.page(rows)
-    assert "| [vDNN](#vdnn) | titanx | 4 | 1 | 1 | 2026-01-01, abc |" in text
-    assert "| ✓ | I | a (1) | x | 10 GB | 10.5 GB |  |  |" in text
-    assert "|  | I | b (2) | x | 10 GB | 20 GB |  | 1 |" in text
-    assert "| – | I | c | x | 10 % | 10 % |  | 2 |" in text
-    assert text.count("because") + text.count("Because") == 1 and "2. Density 0.5." in text
-
-
-def step_row(policy, milliseconds, budget="12GiB", gib=10, network="vgg16", batch=256):
-    return {
-        "model": network, "batch": batch, "policy": policy, "budget": budget, "measured_s": milliseconds / 1e3,
-        "budget_bytes": 12 * 2**30 if budget else None, "measured_peak_bytes": gib * 2**30, "dtype": "tf32",
-        "channels_last": True, "gpu": "NVIDIA H100", "time_utc": "2026-01-01T00:00", "commit": "abc",
-    }  # fmt: skip
-
-
-def test_the_measured_column_compares_steps_of_one_run(tmp_path):
-    old = [step_row("plain", 200, ""), step_row("vdnn-dyn", 250), step_row("cdma", 300)]
-    new = [step_row("vdnn-all", 400), step_row("cdma", 320), {**step_row("plain", 1, ""), "error": "no memory"}]
-    new[-1].pop("measured_s")
-    for name, steps in (("2026-01-01-predictions", old), ("2026-01-02-predictions", new)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in steps))
-    runs = measured.runs(tmp_path)
-    dyn = SHEET.row("Abstract", "VGG-16", 256, "dyn in 12 GB: performance loss", 18, 18, "%")
-    found = measured.measured(dyn, runs)
-    assert found is not None and found.value == pytest.approx(20)
-    assert found.origin == "Measured: vgg16 (256), tf32, channels_last, on an NVIDIA H100, 2026-01-01, commit abc"
-    over = replace(SHEET.row("Abstract", "six networks", 0, "cDMA over vDNN, average", 32, 32, "%"), paper="cdma")
-    found = measured.measured(over, runs)
-    assert found is not None and found.value == pytest.approx(25)
-    assert measured.measured(replace(dyn, batch=64), runs) is None
-    assert "| 18 % | 18 % | 20 % | 1 |" in page.page([dyn], runs)
-
-
 def test_claims_are_rows_of_the_tables():
     rows = {(r.paper, r.network, r.batch, r.metric) for r in page.all_rows()}
     assert set(measured.CLAIMS) <= rows
@@ -138,21 +97,6 @@ def test_the_losss_own_gradient_is_no_gradient_map(managed):
     assert network_wide(graph, managed.costs).gradient_map_bytes == 2 * largest
     plain = library_view(chain(layers=2))  # its backward starts at the last layer: nothing to leave out
     assert gradient_maps(plain) == [b for b in plain.blocks if b.kind == "gradient"]
-
-
-def test_what_is_said_of_pytorchs_converter_was_measured():
-    """The note on Gist's Fig. 9 quotes rows of 512 MiB, FP32, half of them zeros."""
-    lines = (ROOT / "bench" / "results" / "2026-11-20-h200-layers.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    of = {
-        (r["case"], r["direction"]): r["median_s"]
-        for r in rows
-        if (r["dtype"], r["size_mib"], r["density"]) == ("float32", 512.0, 0.5)
-    }
-    encode, decode = (of["torch to_sparse_csr (int64)", d] / of["csr", d] for d in ("encode", "decode"))
-    assert (
-        f"{encode:.1f} times as long to encode" in gist.CONVERTER and f"{decode:.0f} times to decode" in gist.CONVERTER
-    )
 
 
 def test_vdnns_accounting_leaves_weight_gradients_out(managed):

@@ -5,7 +5,7 @@ from torch import nn
 
 from bench import predictions
 from bench.networks import Transformer, densenet121
-from bench.predictions import CASES, RIVALS, Case, Words, ranking, rows, shown
+from bench.predictions import CASES, Case, rows, shown
 from gistkit.planning.cost.devices import hardware
 
 FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "predicted_s", "measured_s", "ratio"}
@@ -38,33 +38,3 @@ def test_a_row_for_every_policy(monkeypatch):
         assert row["rates"] == hardware("cpu").source
         assert shown(row).startswith(f"small {row['policy']}")
     assert found[0]["budget_bytes"] is None and "has no link" in found[2]["error"]
-
-
-def test_budgets_precision_and_pytorchs_own_ways(monkeypatch):
-    monkeypatch.setattr(predictions, "WARM_UP", 0)
-    monkeypatch.setattr(predictions, "TIMED", 1)
-    monkeypatch.setitem(CASES, "small", Case(layers, small, 4, "90%"))
-    words = Words(8, ("95%",), "bf16", channels_last=True)
-    policies = ["plain", "gist", *(f"torch:{name}" for name in RIVALS)]
-    found = list(rows("small", policies, "cpu", hardware("cpu"), False, lambda: False, words))
-    assert [(row["policy"], row["budget"]) for row in found] == [
-        ("plain", ""), ("torch:checkpoint", ""), ("torch:save_on_cpu", ""), ("gist", "95%"),
-    ]  # fmt: skip
-    assert all("error" not in row and row["batch"] == 8 and row["measured_s"] > 0 for row in found)
-    assert all(row["channels_last"] for row in found)
-    assert words.formatted(torch.zeros(2, 3, 4, 4)).is_contiguous(memory_format=torch.channels_last)
-    assert shown(found[1]).startswith("small torch:checkpoint: measured ")
-    assert list(rows("small", ["plain", "gist", "vdnn-all"], "cpu", hardware("cpu"), False, lambda: True)) == []
-
-
-def test_the_ranking_is_among_those_within_the_budget():
-    def row(policy, measured_s, peak_bytes, budget_bytes=100):
-        sizes = {"peak_bytes": peak_bytes, "budget_bytes": budget_bytes, "budget": "60%"}
-        return {"model": "m", "policy": policy, "measured_s": measured_s, **sizes}
-
-    best = row("optimal", 0.02, 90)
-    assert ranking([row("plain", 0.001, 200, None), row("gist", 0.03, 100), best]) == [
-        "m in 60%: optimal 20.0 ms, fastest optimal"
-    ]
-    assert ranking([row("gist", 0.01, 100, None), best]) == ["m in 60%: optimal 20.0 ms, fastest gist"]
-    assert ranking([row("gist", 0.01, 100), {"model": "m", "policy": "optimal", "error": "no"}]) == []

@@ -74,14 +74,3 @@ def test_unwrapped_it_is_compressed_still_and_restored_it_is_as_it_was(accelerat
     plain = accelerator.unwrap_model(prepared(accelerator)[0], keep_fp32_wrapper=False)
     plain.__dict__.pop("forward", None)  # the bound method of the class, which accelerate leaves behind
     assert vars(gistkit.restore(model)).keys() == vars(plain).keys()
-
-
-def test_accelerates_hooks_on_modules_hide_nothing():
-    hooks = pytest.importorskip("accelerate.hooks")
-    plain, model = network(), gistkit.compress(network())
-    for m in (plain, model):
-        hooks.add_hook_to_module(m, hooks.ModelHook())
-    losses = [m(*BATCHES[0])["loss"] for m in (plain, model)]
-    assert torch.equal(*losses) and gistkit.report(model).ratio > 1.5
-    gistkit.restore(hooks.remove_hook_from_module(model))
-    assert vars(model).keys() == vars(network()).keys()

@@ -1,19 +1,16 @@
 """The driver of many trainings: time limits, resumption, one file of rows; and the page that is made of them."""
 
-import argparse
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from bench import accuracy, accuracy_page
-from bench.accuracy import Entry
+from bench import accuracy_page
 from gistkit.training import Accuracy
 from tests.training.test_accuracy import figures, settings
 
@@ -99,45 +96,6 @@ def test_a_campaign_within_a_time_limit(ran):
     # what is done is not run again; unfinished rows make room for a training that begins anew; what fails is told
     assert again.endswith("status 1") and "2 trainings are done, 1 to do" in again and "failed" in again
     assert rows_in(folder / "images.jsonl") == [r for r in rows if r["finished"]]
-
-
-class Process:
-    """One that runs until it is killed."""
-
-    exitcode = None
-
-    def is_alive(self):
-        return self.exitcode is None
-
-    def kill(self):
-        self.exitcode = -9
-
-    def join(self):
-        pass
-
-
-def test_the_last_makes_room_where_the_first_is_late(tmp_path, monkeypatch, capsys):
-    """Ten epochs of 100 s, two are done: 800 s are left, of which 500 are to be had."""
-    of = argparse.Namespace(only="", epochs=0, data="digits")
-    todo = accuracy.trainings([Entry("alexnet", "fp32 fp8 int4s fp32", range(1), 10, 128, 0.1)], of)
-    assert [t.key for t in todo] == [("alexnet", name, 0) for name in ("fp32", "fp8", "int4s")]
-    campaign = accuracy.Campaign([todo[2]], [], tmp_path / "out.jsonl", time.monotonic() + 500)
-    for t in todo[:2]:
-        t.folder, t.process = tmp_path / t.key[1], Process()
-        t.folder.mkdir()
-        (t.folder / "rows.jsonl").write_text('{"seconds": 100.0, "accuracy": 0.5}\n' * 2 + '{"seco')
-        campaign._begun.append(t)
-        campaign._running.append(t)
-    campaign._look()  # too early to judge
-    assert all(t.process.is_alive() for t in todo[:2])
-    monkeypatch.setattr(accuracy, "STOP_S", 0.0)
-    for _ in range(2):  # the first goes on alone, late as it is
-        campaign._look()
-        assert [t.process.is_alive() for t in todo[:2]] == [True, False]
-    assert "stopped  ('alexnet', 'fp8', 0)  2 epochs  50.00 %" in capsys.readouterr().out
-    assert campaign._next() is None  # nor would another ten epochs fit
-    campaign._until += 600
-    assert campaign._next() is todo[2]
 
 
 def training(model, scheme, *ends, seeds=None, finished=True, bits=32.0):
