@@ -13,7 +13,7 @@ from rich.table import Table
 from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, writing
 from gistkit.errors import printable
 from gistkit.report import console, mib, table
-from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy, plot_densities
+from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy
 
 VERDICT = (
     ", mean and standard deviation over {seeds} seeds; interval: 90 % for the difference of the means, Welch's t-test; "
@@ -53,7 +53,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--channels-last", action="store_true", help=text)
     text = "folder of the rows; a run that was cut off goes on there, more schemes and seeds may be added"
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("accuracy"), help=text)
-    text = "draw accuracy over epochs, and densities into F-density.png, making folders"
+    text = "draw accuracy over epochs, making folders"
     parser.add_argument("--plot", metavar="F.png", type=Path, help=text)
     text = "measure densities of fp32's first seed every so many steps; 0: not at all"
     parser.add_argument("--density", type=int, metavar="STEPS", default=default["density"], help=text)
@@ -66,15 +66,8 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         with writing(options.plot) as file:
             plot_accuracy(found, f"{options.model} on {options.data}", file)
-        if options.density:
-            with writing(_density_plot(options.plot)) as file:
-                plot_densities(experiment.densities(), file)
     console().print(accuracy_table(found, options, experiment.tested))
     return 0
-
-
-def _density_plot(plot: Path) -> Path:
-    return plot.with_name(f"{plot.stem}-density{plot.suffix}")
 
 
 def _prepare(options: argparse.Namespace) -> Accuracy:

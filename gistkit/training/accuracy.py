@@ -145,10 +145,6 @@ class Accuracy:
                 self.train(name, seed, lambda done, name=name, seed=seed: on_step(name, seed * self.steps + done))
         return results(self._records.rows(), settings.schemes, settings.seeds)
 
-    def densities(self) -> list[Row]:
-        """A row a kept tensor and measured step (:func:`.density.recorded`)."""
-        return [found for row in self._records.rows() for found in row["densities"]]
-
     def _network(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
         settings = self.settings
