@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from gistkit.api.measuring import check_real
 from gistkit.capture import capture, check_runs_in_python, spread
@@ -59,8 +58,7 @@ class Fidelity:
     together: GradientError
     repeat: GradientError
 
-    def table(self) -> Table:
-        """A row a stash, at most 40."""
+    def __str__(self) -> str:
         names = ">storage", "made by", "module", "shape", "form", ">bits", ">gradient error", ">1 - cosine"
         caption = f"all at once: {_shown(self.together)}; a second exact step: {_shown(self.repeat)}"
         made = table("Gradient error of each lossy stash by itself", *names, "worst layer", caption=caption)
@@ -70,10 +68,7 @@ class Fidelity:
             made.add_row(str(r.storage), r.op, r.module, shape, r.form, *figures, r.worst_layer)
         if len(self.rows) > SHOWN:
             made.add_row("", f"and {len(self.rows) - SHOWN} more, less harmful")
-        return made
-
-    def __str__(self) -> str:
-        return rendered([self.table()], 150)
+        return rendered([made], 150)
 
     def to_json(self) -> str:
         """The figures as JSON text."""
