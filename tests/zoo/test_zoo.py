@@ -178,8 +178,6 @@ def keyword(weights=None, **kwargs):
     assert set(kwargs) == {"num_classes"}
     return torch.nn.Linear(1, kwargs["num_classes"])
 def neither(): return torch.nn.Linear(3, 4)
-def needs(depth): return torch.nn.Linear(3, depth)
-def wrong(): return 7
 """
 
 
@@ -200,16 +198,3 @@ def test_factories_get_the_arguments_that_they_take(factories):
     assert shape("both") == (40, 7)
     assert shape("keyword") == (1, 7)
     assert shape("neither") == (3, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "text"),
-    [
-        ("zoo_factories:missing", ValueError, "cannot be made .AttributeError: .*'missing'"),
-        ("zoo_factories:needs", ValueError, "cannot be made .*'depth'.*works with num_classes and image_size alone"),
-        ("zoo_factories:wrong", TypeError, "the factory must return a torch.nn.Module, got int"),
-    ],
-)
-def test_bad_factories_say_what_failed(factories, name, error, text):
-    with pytest.raises(error, match=text):
-        zoo.load(name)
