@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from gistkit.version import VERSION
 
@@ -27,6 +26,12 @@ def utc() -> str:
 def environment(device: str) -> dict[str, Any]:
     """What a row must say about where it was measured."""
     on_gpu = torch.device(device).type == "cuda"
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = ""
     return {
         "commit": os.environ.get("GISTKIT_COMMIT") or _commit() or f"v{VERSION}",
         "device": device,
@@ -35,7 +40,7 @@ def environment(device: str) -> dict[str, Any]:
         "cpu": "" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": triton_version,
     }
 
 
