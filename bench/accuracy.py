@@ -86,8 +86,10 @@ class Training:
         return self.settings.model, self.settings.schemes[0], self.seed
 
     def epochs(self) -> list[Row]:
-        """Its rows so far."""
-        return _lines(self.folder / "rows.jsonl")
+        """Its rows so far; a line that is just being written is left out."""
+        file = self.folder / "rows.jsonl"
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def epoch_s(self) -> float:
         """Seconds of its latest epoch; 0 before the second, as the first has captures and compilations in it."""
@@ -103,16 +105,12 @@ class Training:
 
     def rows(self) -> list[Row]:
         """Epochs and densities so far, as ``--out`` has them."""
-        epochs, about = self.epochs(), {"model": self.settings.model}
-        found = [{"kind": "epoch", **row} for row in epochs]
-        found += [{"kind": "density", **about, **row} for row in _lines(self.folder / "density.jsonl")]
+        epochs = self.epochs()
+        found = [{"kind": "epoch", **{k: v for k, v in row.items() if k != "densities"}} for row in epochs]
+        for row in epochs:
+            about = {name: row[name] for name in ("model", "scheme", "seed", "epoch")}
+            found += [{"kind": "density", **about, **density} for density in row["densities"]]
         return [{**row, "finished": len(epochs) == self.settings.epochs} for row in found]
-
-
-def _lines(file: Path) -> list[Row]:
-    """A line that is just being written is left out."""
-    lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def trainings(campaign: Iterable[Entry], options: argparse.Namespace) -> list[Training]:

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from bench.rows import read
 from bench.table import markdown
 from gistkit.benchmark.measure import MIB
-from gistkit.training import SchemeResult, difference, plot_accuracy, plot_densities
+from gistkit.report import canvas
+from gistkit.training import LAYOUTS, SchemeResult, difference, plot_accuracy
 from gistkit.training.verdict import NOT_WORSE, WORSE, Difference
 
 Row = dict[str, Any]
@@ -253,6 +254,39 @@ def _densities(rows: list[Row]) -> str:
     )
     picture = "![Density and ratios over steps](plots/accuracy-density.png)"
     return f"## Density over training\n{fill(text, WIDTH)}\n\n{markdown(header, lines, 1)}\n\n{picture}\n"
+
+
+SHOWN = 24
+"""Layers that the picture of densities names, evenly spread over all."""
+
+
+def plot_densities(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw density and compression ratios over the steps, a line a layer, early layers dark, and write the picture.
+    Overwrites ``path``. Needs matplotlib (``gistkit[plot]``)."""
+    from matplotlib import colormaps
+
+    figure, axes = canvas()
+    axes.remove()
+    panels = figure.subplots(1, 3)
+    panels[2].sharey(panels[1])
+    layers = {row["storage"]: f"{row['module'] or 'model'} ({row['op']})" for row in rows}
+    every = 1 + (len(layers) - 1) // SHOWN
+    titles = {"density": "share of non-zero elements"} | {name: f"{name}: plain bytes / encoded" for name in LAYOUTS}
+    for panel, (key, title) in zip(panels, titles.items(), strict=True):
+        for i, (storage, name) in enumerate(layers.items()):
+            points = [(row["step"], row[key]) for row in rows if row["storage"] == storage]
+            colour = colormaps["viridis"](0.95 * i / max(1, len(layers) - 1))
+            label = None if key in LAYOUTS or i % every else name
+            panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.3, label=label)
+        panel.set_title(title, fontsize=10)
+        panel.set_xlabel("training step")
+        panel.set_ylim(bottom=0)
+        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[1:]:
+        panel.axhline(1.0, color="#888888", linestyle="--", linewidth=1)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=7)
+    figure.savefig(path)
 
 
 def main(files: Sequence[str]) -> int:

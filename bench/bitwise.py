@@ -23,8 +23,9 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
+from bench.rows import environment, utc
 from gistkit import zoo
-from gistkit.benchmark.measure import bit_equal, environment, utc
+from gistkit.benchmark.measure import bit_equal
 
 CLASSES, BATCH = 10, 4
 IMAGE, IMAGES = 32, {"overfeat": 96, "fcn": 64}

@@ -51,10 +51,10 @@ from torch import nn
 import gistkit
 from bench.alone import alone
 from bench.networks import GPT
-from bench.rows import beside
+from bench.rows import beside, environment, utc
 from bench.training import network
 from bench.variants import checkpointed
-from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.benchmark.measure import MIB
 from gistkit.compiled import records_of
 
 MODELS = (

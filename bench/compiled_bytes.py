@@ -32,7 +32,8 @@ from rich.table import Table
 from torch import fx, nn
 
 from bench.networks import GPT
-from gistkit.benchmark.measure import MIB, environment, utc
+from bench.rows import environment, utc
+from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, joint
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose

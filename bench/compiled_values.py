@@ -34,7 +34,7 @@ from torch import fx
 from torch.fx.node import has_side_effect
 
 from bench.compiled import Run, Variant, arguments, caches, unequal
-from gistkit.benchmark.measure import environment, utc
+from bench.rows import environment, utc
 from gistkit.compiled import compat, edit, moves
 from gistkit.compiled.materialise import materialised
 from gistkit.compiled.moves import Moves, Settings

@@ -16,6 +16,7 @@ import torch
 
 from bench.layer_operators import operator_cases
 from bench.layer_rivals import rival_cases
+from bench.rows import environment, utc
 from gistkit.benchmark import DTYPES, codec_cases, jobs, rows
 
 FAMILIES = {"codec": codec_cases, "operator": operator_cases, "rival": rival_cases}
@@ -36,7 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     todo, failed = jobs(cases, [DTYPES[name] for name in args.dtypes], args.sizes_mib, on_gpu), 0
     with open(args.out, "w", encoding="utf-8") as file:
         for row in rows(todo, args.device, max_s=args.max_s):
-            file.write(json.dumps(row) + "\n")
+            about = {"kind": "layer", "time_utc": utc(), **environment(args.device)}
+            file.write(json.dumps(about | row) + "\n")
             file.flush()
             failed += "error" in row
             figures = row.get("error") or f"{row['gbps']:,.0f} GB/s, {row['percent_of_copy']:.0f} % of a copy"

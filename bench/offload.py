@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from gistkit.benchmark.measure import environment, utc
+from bench.rows import environment, utc
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.runtime.offload.backends import CudaBackend
 from gistkit.runtime.offload.offloader import Offloader

@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
+from bench.rows import environment, utc
 from gistkit import zoo
-from gistkit.benchmark.measure import environment, utc
 from gistkit.planning.cost.devices import PRESETS
 
 CLASSES, STEPS, TIMED = 1000, 3, 7

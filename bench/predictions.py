@@ -36,10 +36,9 @@ from torch import nn
 import gistkit
 from bench.alone import alone
 from bench.networks import GPT, Transformer, densenet121
-from bench.rows import read
+from bench.rows import environment, read, utc
 from bench.variants import VARIANTS
 from gistkit import zoo
-from gistkit.benchmark.measure import environment, utc
 from gistkit.planning.cost.devices import Hardware, hardware
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate

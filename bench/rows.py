@@ -1,11 +1,60 @@
-"""Reading rows back, and saying one beside another."""
+"""What every row says of where it was measured; reading rows back, and saying one beside another."""
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import platform
+import subprocess
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from gistkit.version import VERSION
+
+
+def utc() -> str:
+    """Now, UTC, to the second."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+@cache
+def environment(device: str) -> dict[str, Any]:
+    """What a row must say about where it was measured."""
+    on_gpu = torch.device(device).type == "cuda"
+    try:
+        import triton
+
+        triton_version = triton.__version__
+    except ImportError:
+        triton_version = ""
+    return {
+        "commit": os.environ.get("GISTKIT_COMMIT") or _commit() or f"v{VERSION}",
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device) if on_gpu else "",
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "",
+        "cpu": "" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton_version,
+    }
+
+
+def _commit() -> str:
+    """That of this checkout; '' where it has no history."""
+    return _output("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip().partition("\n")[0]
 
 
 def read(path: Path, kind: str | None = None) -> list[dict[str, Any]]:

@@ -30,9 +30,10 @@ from rich.console import Console
 from rich.table import Table
 
 import gistkit
+from bench.rows import environment, utc
 from bench.variants import VARIANTS, Variant
 from gistkit import zoo
-from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.benchmark.measure import MIB
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.live import LiveBytes
 

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 
 import gistkit
 from bench.networks import densenet121
-from bench.rows import beside
+from bench.rows import beside, environment, utc
 from gistkit import zoo
-from gistkit.benchmark.measure import MIB, environment, utc
+from gistkit.benchmark.measure import MIB
 
 MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
 CONFS = {"bf16": 128, "fp32": 64}

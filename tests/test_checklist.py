@@ -4,8 +4,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 ROWS = (ROOT / "docs" / "checklist.md").read_text(encoding="utf-8").splitlines()
 TICKED = [row for row in ROWS if row.startswith("- [x] ")]
@@ -29,11 +27,12 @@ def missing(row):
     return found
 
 
-@pytest.mark.parametrize("row", TICKED, ids=lambda row: row.split()[2])
-def test_what_a_tick_names_is_there(row):
-    shows = row.rpartition(" — **")[2]
-    assert re.search(r"`(tests|bench/results)/|`docs/papers.md`|`gistkit train`", shows), "a tick names what shows it"
-    assert missing(shows) == []
+def test_what_the_ticks_name_is_there():
+    for row in TICKED:
+        shows = row.rpartition(" — **")[2]
+        named = re.search(r"`(tests|bench/results)/|`docs/papers.md`|`gistkit train`", shows)
+        assert named, f"a tick names what shows it: {row}"
+        assert missing(shows) == [], row
 
 
 def test_what_is_not_there_is_seen():

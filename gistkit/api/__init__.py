@@ -1,9 +1,8 @@
 """Bodies of the public functions."""
 
 from gistkit.api.capturing import may_be_cut
-from gistkit.api.comparison import Row, compare, decisions_table, least_table, policies_table
 from gistkit.api.fitting import MeasuredStep, fitted, read_steps
 from gistkit.api.gradient_errors import Fidelity, StashError, fidelity
 from gistkit.api.measuring import captured, costs_of, measure, read_times, with_times
-from gistkit.api.planning import plan
+from gistkit.api.planning import plan, plan_graph
 from gistkit.api.profiling import Profile, profile, profile_graph

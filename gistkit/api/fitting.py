@@ -1,8 +1,8 @@
 """Costs from measured steps: the host's seconds a task with which a plan's predicted step is the measured one.
 
-A file holds JSON objects, one a line or in a list: the ``plan`` that ran, ``step_s``, the seconds of its forward and
+A file holds JSON objects, one a line: the ``plan`` that ran, ``step_s``, the seconds of its forward and
 backward, and, if known, ``densities`` (``gistkit.report(model).densities``). Further fields do not matter: what
-``gistkit plan --json`` wrote, with ``step_s`` added, is one, and what ``gistkit train --policy NAME --json`` writes.
+``gistkit plan --json`` wrote, with ``step_s`` added, is one.
 """
 
 from __future__ import annotations
@@ -40,20 +40,12 @@ class MeasuredStep(NamedTuple):
 def read_steps(path: Path) -> list[MeasuredStep]:
     """The measured steps of a file. Raises ValueError for any other file: the place in it, what was expected there."""
     try:
-        found = [_step(item) for item in _items(path.read_text(encoding="utf-8"))]
+        found = [_step(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if not found:
             raise ValueError("expected an object, got none")
         return found
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"measured steps {path}: {error}; write objects with {FIELDS}, one a line") from error
-
-
-def _items(text: str) -> list[Any]:
-    try:
-        whole = json.loads(text)
-        return whole if isinstance(whole, list) else [whole]
-    except json.JSONDecodeError:
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _step(item: Any) -> MeasuredStep:

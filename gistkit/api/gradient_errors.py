@@ -6,11 +6,9 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from gistkit.api.measuring import check_real
 from gistkit.capture import capture, check_runs_in_python, spread
@@ -18,7 +16,7 @@ from gistkit.errors import MeasureError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import check_lossy
 from gistkit.planning.policies import gist
-from gistkit.report import plot_errors, rendered, table
+from gistkit.report import rendered, table
 from gistkit.runtime import GradientError, Gradients, TrialSteps, compress, gradient_error
 
 SHOWN = 40
@@ -60,43 +58,21 @@ class Fidelity:
     together: GradientError
     repeat: GradientError
 
-    def table(self) -> Table:
-        """A row a stash, at most 40."""
-        columns = (
-            ">storage",
-            "made by",
-            "module",
-            "shape",
-            "form",
-            ">bits",
-            ">gradient error",
-            ">1 - cosine",
-            "worst layer",
-        )
+    def __str__(self) -> str:
+        names = ">storage", "made by", "module", "shape", "form", ">bits", ">gradient error", ">1 - cosine"
         caption = f"all at once: {_shown(self.together)}; a second exact step: {_shown(self.repeat)}"
-        made = table("Gradient error of each lossy stash by itself", *columns, caption=caption)
+        made = table("Gradient error of each lossy stash by itself", *names, "worst layer", caption=caption)
         for r in self.rows[:SHOWN]:
             shape = "x".join(map(str, r.shape))
             figures = f"{r.bits:.1f}", f"{r.error.relative:.2e}", f"{1 - r.error.cosine:.2e}"
             made.add_row(str(r.storage), r.op, r.module, shape, r.form, *figures, r.worst_layer)
         if len(self.rows) > SHOWN:
             made.add_row("", f"and {len(self.rows) - SHOWN} more, less harmful")
-        return made
-
-    def __str__(self) -> str:
-        return rendered([self.table()], 150)
+        return rendered([made], 150)
 
     def to_json(self) -> str:
         """The figures as JSON text."""
         return json.dumps(asdict(self))
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the relative error of every layer's gradient (columns) by stash (rows) and write the picture. Overwrites
-        ``path``. Needs matplotlib (``gistkit[plot]``)."""
-        layers = list(dict.fromkeys(name for r in self.rows for name in r.layers))
-        names = [f"{r.module or r.op} ({r.form})" for r in self.rows]
-        errors = [[r.layers[name].relative if name in r.layers else 0.0 for name in layers] for r in self.rows]
-        plot_errors(names, layers, errors, Path(path))
 
 
 def fidelity(
@@ -151,7 +127,7 @@ def _row(graph: SavedGraph, plan: Plan, storage: int, exact: Gradients, steps: T
     known, writers = graph.storages[storage], graph.writers(storage)
     origin = (writers[-1].op, writers[-1].module) if writers else ("input", "")
     kept_bytes = decision.kept_bytes(known.nbytes, known.dtype, known.density)
-    layers = {name: gradient_error(own, _of(found, own)) for name, own in _by_layer(exact).items()}
+    layers = {name: gradient_error(own, {n: found[n] for n in own}) for name, own in _by_layer(exact).items()}
     figures = known.nbytes, kept_bytes, gradient_error(exact, found), layers
     return StashError(storage, *origin, known.shape, decision.codec, *figures)
 
@@ -161,10 +137,6 @@ def _by_layer(gradients: Mapping[str, torch.Tensor]) -> dict[str, Gradients]:
     for name, gradient in gradients.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = gradient
     return layers
-
-
-def _of(found: Gradients, names: Mapping[str, Any]) -> Gradients:
-    return {name: found[name] for name in names}
 
 
 def _rank(error: GradientError) -> float:

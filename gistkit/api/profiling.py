@@ -26,10 +26,10 @@ import torch
 
 from gistkit.api.measuring import Measure, captured, costs_of
 from gistkit.ir import FORWARD, Block, SavedGraph, layers
-from gistkit.planning.cost import CostTable, Hardware, StepTimes, cost_table
+from gistkit.planning.cost import CostTable, Hardware, StepTimes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Interval, Simulator, memory_bytes
-from gistkit.report import LayerProfile, Profile, TaskProfile
+from gistkit.report import LayerProfile, Profile
 
 CLASSES = ("weights", "weight_gradients", "inputs", "stashed", "immediate", "gradient_maps", "workspace")
 STASHES = ("relu_pool", "relu_conv", "pool_index", "other")
@@ -65,7 +65,6 @@ def profile(
 def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "", times: StepTimes | None = None) -> Profile:
     """:func:`profile` of a step that is captured already (with its tasks), on given costs; ``times``: the measured ones
     that the costs were made with."""
-    predicted = costs if times is None else cost_table(graph, costs.hardware)
     plain = POLICIES["plain"](graph, costs)
     simulator = Simulator(graph, costs)
     run, step = simulator.run(plain), simulator.profile(plain)
@@ -93,10 +92,6 @@ def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "", times: St
         stashed_bytes=stashed_bytes(graph),
         memory_bytes=memory,
         layers=_layers(graph, costs, run.start_s),
-        tasks=tuple(
-            TaskProfile(t.phase, t.op, t.part, t.module, costs.task_s(t.index), predicted.task_s(t.index))
-            for t in graph.tasks
-        ),
         times=times,
     )
 

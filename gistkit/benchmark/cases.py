@@ -92,7 +92,7 @@ def activation(s: Setting) -> torch.Tensor:
 
 def codec_cases() -> list[Case]:
     """Encode and decode of every codec but `dense`; masked gradients where a codec has them; packing of sparse ones, in
-    a step of its own and with the encoding, where their number is forecast (a fiftieth too low: ``encode_spilled``)."""
+    a step of its own and with the encoding, where their number is forecast."""
     cases = []
     for name, codec in CODECS.items():
         if name == "dense":
@@ -103,16 +103,13 @@ def codec_cases() -> list[Case]:
         for direction in _directions(codec):
             make = _codec_workload(codec, direction)
             loss = codec.relative_error
-            cuda_only = direction == "encode_spilled"
-            cases.append(
-                Case(name, direction, "codec", make, dtypes, densities, cuda_only, sparse, codec.lossless, loss)
-            )
+            cases.append(Case(name, direction, "codec", make, dtypes, densities, False, sparse, codec.lossless, loss))
     return cases
 
 
 def _directions(codec: Codec) -> list[str]:
     sparse = isinstance(codec, Sparse)
-    within = ["encode_within", "encode_spilled"] if sparse and codec.packs_within else []
+    within = ["encode_within"] if sparse and codec.packs_within else []
     return ["encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)]
 
 
@@ -169,8 +166,8 @@ def _runs(direction: str, codec: Codec, x: torch.Tensor, grad: torch.Tensor, enc
         return lambda: codec.relu_backward(encoded, grad), grad.nbytes + both
     if not isinstance(codec, Sparse):
         return lambda: codec.encode(x), both
-    if direction in _SHARES:
-        return _encode_within(codec, x, encoded, _SHARES[direction]), both
+    if direction == "encode_within":
+        return _encode_within(codec, x, encoded), both
     pending = codec.begin(x)
     index, counts, scratch, _ = pending.payload
     stored = int(codec.total(pending))
@@ -186,15 +183,11 @@ def _runs(direction: str, codec: Codec, x: torch.Tensor, grad: torch.Tensor, enc
     return pack, stored_bytes + 2 * stored * by_element + sum(t.nbytes for t in encoded.payload[2:])
 
 
-_SHARES = {"encode_within": 1.04, "encode_spilled": 0.98}
-"""Of the elements that will be stored those for which there is room, as training has it by a forecast; what has no room
-goes to the host's memory."""
-
-
-def _encode_within(codec: Sparse, x: torch.Tensor, encoded: Encoded, share: float) -> Callable[[], Encoded]:
+def _encode_within(codec: Sparse, x: torch.Tensor, encoded: Encoded) -> Callable[[], Encoded]:
+    """Room for 1.04 times the elements that will be stored, as training has it by a forecast."""
     assert encoded.nonzeros is not None
     n = x.numel()
-    capacity = codec.capacity(n, min(1.0, share * encoded.nonzeros / n))
+    capacity = codec.capacity(n, min(1.0, 1.04 * encoded.nonzeros / n))
     spill = torch.empty(codec.spill_bytes(n, x.dtype, capacity), dtype=torch.uint8, pin_memory=x.is_cuda)
     count = torch.empty((1, 2), dtype=torch.int64, pin_memory=x.is_cuda)[0, 0]
     return lambda: codec.begin_within(x, capacity, spill, count)

@@ -8,24 +8,18 @@ are of a device copy of the same number of dense bytes in the same run.
 
 from __future__ import annotations
 
-import datetime
 import math
-import os
-import platform
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from gistkit.benchmark.cases import Case, Setting
-from gistkit.version import VERSION
 
 MIB = 2**20
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,23 +30,14 @@ FLUSH_BYTES = 256 * MIB
 Job = tuple[Case, torch.dtype, float, float]
 
 
-def jobs(
-    cases: list[Case],
-    dtypes: list[torch.dtype],
-    sizes_mib: list[float],
-    on_gpu: bool,
-    densities: Sequence[float] | None = None,
-) -> list[Job]:
-    """(case, dtype, density, size) in the order they run: by size, so that a cut run has whole sizes.
-
-    ``densities``: those of the cases for which they matter, in place of their own.
-    """
+def jobs(cases: list[Case], dtypes: list[torch.dtype], sizes_mib: list[float], on_gpu: bool) -> list[Job]:
+    """(case, dtype, density, size) in the order they run: by size, so that a cut run has whole sizes."""
     return [
         (case, dtype, density, size)
         for size in sizes_mib
         for case in cases
         for dtype in (dtypes if case.dtypes is None else case.dtypes)
-        for density in (densities if densities and case.by_density else case.densities)
+        for density in case.densities
         if on_gpu or not case.cuda_only
     ]
 
@@ -63,20 +48,12 @@ def rows(
     """Measure the jobs one after the other; none is started later than ``max_s`` seconds after the first."""
     deadline = time.monotonic() + max_s
 
-    @cache
-    def copied(size_mib: float) -> tuple[float, str]:
-        """(GB/s, '') of a copy, or what stands in its way: two tensors that the device has no memory for."""
-        try:
-            return copy_gbps(int(size_mib * MIB), device, quick=quick), ""
-        except RuntimeError as error:
-            return 0.0, _told(error)
-
+    copied = cache(lambda size_mib: copy_gbps(int(size_mib * MIB), device, quick=quick))
     checked = cache(lambda case, dtype, density: check(case, dtype, density, device, seed))
     for job in todo:
         if time.monotonic() > deadline:
             return
-        copy, problem = copied(job[3])
-        yield _row(job, device, seed, copy, checked(*job[:3]) or problem, quick)
+        yield _row(job, device, seed, copied(job[3]), checked(*job[:3]), quick)
 
 
 def check(case: Case, dtype: torch.dtype, density: float, device: str, seed: int) -> str:
@@ -93,12 +70,9 @@ def _told(error: Exception) -> str:
 
 
 def _row(job: Job, device: str, seed: int, copy: float, problem: str, quick: bool) -> dict[str, Any]:
-    """What was run, where, and either its times or what is wrong with it."""
+    """What was run, and either its times or what is wrong with it."""
     case, dtype, density, size_mib = job
     row: dict[str, Any] = {
-        "kind": "layer",
-        "time_utc": utc(),
-        **environment(device),
         "case": case.name,
         "family": case.family,
         "direction": case.direction,
@@ -193,47 +167,3 @@ def difference(got: Any, want: Any) -> str:
         if not bit_equal(a, b):
             return f"output {i}: {a.dtype} {list(a.shape)} differs in bits from {b.dtype} {list(b.shape)}"
     return ""
-
-
-def utc() -> str:
-    """Now, UTC, to the second."""
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-@cache
-def environment(device: str) -> dict[str, Any]:
-    """What a row must say about where it was measured."""
-    on_gpu = torch.device(device).type == "cuda"
-    try:
-        import triton
-
-        triton_version = triton.__version__
-    except ImportError:
-        triton_version = ""
-    return {
-        "commit": os.environ.get("GISTKIT_COMMIT") or _commit() or f"v{VERSION}",
-        "device": device,
-        "gpu": torch.cuda.get_device_name(device) if on_gpu else "",
-        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") if on_gpu else "",
-        "cpu": "" if on_gpu else f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton_version,
-    }
-
-
-def _commit() -> str:
-    """That of the checkout which this file is tracked in; '' for an installed package, wherever it lies."""
-    here = Path(__file__)
-    git = ("git", "-C", str(here.parent))
-    if not _output(*git, "ls-files", "--error-unmatch", here.name):
-        return ""
-    return _output(*git, "describe", "--always", "--dirty")
-
-
-def _output(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip().partition("\n")[0]

@@ -102,12 +102,3 @@ def watched(model: nn.Module, see: Callable[[str, torch.Tensor], None]) -> Itera
     finally:
         for handle in handles:
             handle.remove()
-
-
-def drawn(density: float, patch: int, seed: int = 0) -> torch.Tensor:
-    """Positive fp32 (8, 64, 32, 32) of which ``density`` is not zero, patches of ``patch`` x ``patch`` zero or not as a
-    whole: 1 draws every element by itself."""
-    generator = torch.Generator().manual_seed(seed)
-    kept = torch.rand(8, 64, 32 // patch, 32 // patch, generator=generator) < density
-    kept = kept.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-    return torch.where(kept, torch.randn(kept.shape, generator=generator).abs() + 1e-3, 0.0)

@@ -13,13 +13,15 @@ from rich.table import Table
 from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, writing
 from gistkit.errors import printable
 from gistkit.report import console, mib, table
-from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy, plot_densities
+from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy
 
 VERDICT = (
     ", mean and standard deviation over {seeds} seeds; interval: 90 % for the difference of the means, Welch's t-test; "
-    "not worse: a loss of {margin:g} points or more is rejected (one-sided, 5 %); worse: that it is as good is "
+    "not worse: a loss of 0.5 points or more is rejected (one-sided, 5 %); worse: that it is as good is "
     "rejected; open: neither, take more seeds"
 )
+MARGIN = 0.005
+"""Accuracy that a scheme must be shown not to lose."""
 BITS = (
     "; minus fp32: in points; MiB: all that is kept for backward; bits: the same, by element that plain PyTorch keeps; "
     "'-': the scheme keeps its rounded values in fp32"
@@ -44,10 +46,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         parser.add_argument(f"--{name}", type=int, metavar="N", default=default[name.replace("-", "_")], help=text)
     text = "highest learning rate: it rises over the first tenth of the steps, then falls along a cosine"
     parser.add_argument("--lr", type=float, metavar="RATE", default=default["lr"], help=text)
-    for name, text in (("momentum", "of SGD"), ("weight-decay", "of SGD")):
-        parser.add_argument(f"--{name}", type=float, metavar="X", default=default[name.replace("-", "_")], help=text)
-    text = "points of accuracy that a scheme must be shown not to lose"
-    parser.add_argument("--margin", type=float, metavar="POINTS", default=0.5, help=text)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=HERE, help="where to train")
     text = "let convolutions on CUDA compute in TF32, as PyTorch's do by default: faster, and rounds to 10 bits itself"
     parser.add_argument("--tf32", action="store_true", help=text)
@@ -55,7 +53,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--channels-last", action="store_true", help=text)
     text = "folder of the rows; a run that was cut off goes on there, more schemes and seeds may be added"
     parser.add_argument("--out", metavar="DIR", type=Path, default=Path("accuracy"), help=text)
-    text = "draw accuracy over epochs, and densities into F-density.png, making folders"
+    text = "draw accuracy over epochs, making folders"
     parser.add_argument("--plot", metavar="F.png", type=Path, help=text)
     text = "measure densities of fp32's first seed every so many steps; 0: not at all"
     parser.add_argument("--density", type=int, metavar="STEPS", default=default["density"], help=text)
@@ -68,23 +66,14 @@ def run(options: argparse.Namespace) -> int:
     if options.plot:
         with writing(options.plot) as file:
             plot_accuracy(found, f"{options.model} on {options.data}", file)
-        if options.density:
-            with writing(_density_plot(options.plot)) as file:
-                plot_densities(experiment.densities(), file)
     console().print(accuracy_table(found, options, experiment.tested))
     return 0
-
-
-def _density_plot(plot: Path) -> Path:
-    return plot.with_name(f"{plot.stem}-density{plot.suffix}")
 
 
 def _prepare(options: argparse.Namespace) -> Accuracy:
     """Check everything that can be wrong before the first step."""
     given = {**vars(options), "schemes": tuple(name.strip() for name in options.schemes.split(","))}
-    values = {field.name: given[field.name] for field in fields(AccuracySettings)}
-    if not 0 < options.margin <= 100:
-        raise InputError(f"margin must be above 0 and at most 100 points, got {options.margin}; 0.5 is the default")
+    values = {field.name: given[field.name] for field in fields(AccuracySettings) if field.name in given}
     try:
         settings = AccuracySettings(**values)
         claim(options.out / "rows.jsonl", plot=options.plot)
@@ -106,20 +95,20 @@ def accuracy_table(found: list[SchemeResult], options: argparse.Namespace, teste
     """A row a scheme."""
     size = f"{options.image_size}x{options.image_size}"
     what = f"{options.model} on {options.data}, batch {options.batch}, {size}, {options.epochs} epochs"
-    verdict = VERDICT.format(seeds=options.seeds, margin=options.margin) if options.seeds > 1 else ", of one seed"
+    verdict = VERDICT.format(seeds=options.seeds) if options.seeds > 1 else ", of one seed"
     caption = f"accuracy: of {tested} test images after the last epoch{verdict}{BITS}"
     columns = ("scheme", ">accuracy, %", ">minus fp32", ">bits", ">MiB", "verdict")
     shown = table(printable(what), *columns, caption=caption)
     for result in found:
-        shown.add_row(*_row(result, options.margin))
+        shown.add_row(*_row(result))
     return shown
 
 
-def _row(result: SchemeResult, margin: float) -> tuple[str, ...]:
+def _row(result: SchemeResult) -> tuple[str, ...]:
     points = [100 * a for a in result.accuracies]
     accuracy = f"{fmean(points):.2f}" + (f" ± {stdev(points):.2f}" if len(points) > 1 else "")
     bits = "-" if result.bits is None else f"{result.bits:.1f}"
     kept = "-" if result.kept_bytes is None else mib(result.kept_bytes)
     d = result.difference
     against = "-" if d is None else f"{100 * d.mean:+.2f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
-    return result.scheme, accuracy, against, bits, kept, "-" if d is None else d.verdict(margin / 100)
+    return result.scheme, accuracy, against, bits, kept, "-" if d is None else d.verdict(MARGIN)

@@ -5,22 +5,41 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
-from gistkit.api import Row, compare, costs_of, decisions_table, fitted, least_table, policies_table, with_times
+from gistkit.api import costs_of, fitted, plan_graph, with_times
 from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
-from gistkit.commands.wrong import InputError, progress_bars, write
-from gistkit.errors import BudgetError
+from gistkit.commands.wrong import InputError, write
+from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning import EXAMPLE_FORMAT, check_words, instead, least_bytes, remedy
-from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget, parse_bytes
+from gistkit.planning import accepts, check_words, refused
+from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget
+from gistkit.planning.forms import held, kept_bytes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import trains_batch_norm
-from gistkit.report import console, mib, milliseconds, told
+from gistkit.report import console, mib, milliseconds, table, told
+
+SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``.
+
+    ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
+    """
+
+    policy: str
+    plan: Plan | None
+    fits: bool
+    note: str = ""
+    error: BudgetError | PlanError | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +51,6 @@ class Findings:
     times: StepTimes | None
     budget_bytes: int | None
     rows: list[Row]
-    least: dict[str, int]
 
     @property
     def plain(self) -> Plan:
@@ -50,19 +68,16 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--lossy", metavar="FORMAT", help="allow rounded activations: fp16, fp8, fp8s, int4s, ...")
     text = "measured steps, JSON of {plan, step_s, densities} a line: the host's seconds a task are fitted to them"
     parser.add_argument("--from-stats", metavar="FILE", type=Path, help=text)
-    parser.add_argument("--density", type=float, metavar="SHARE", help="of elements that are not zero after a ReLU")
     text = "accept sub-batches whose batch norms see the statistics of each part"
     parser.add_argument("--per-sub-batch-norm", action="store_true", help=text)
-    parser.add_argument("--reserve", metavar="BYTES", default="0", help="for optimiser state and the like")
 
 
 def run(options: argparse.Namespace) -> int:
     """Plan, write, show; 1 where the policy has no plan within the budget."""
     device = prepare(options)
     try:
-        check_words(options.policy, options.fidelity, options.lossy, options.density)
+        check_words(options.policy, options.fidelity, options.lossy)
         check_budget(options.budget)
-        parse_bytes(options.reserve, "--reserve")
         steps = measured_steps(options.from_stats) if options.from_stats else []
     except (ValueError, TypeError) as error:
         raise InputError(error) from error
@@ -70,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
     try:
         densities = {storage: share for step in steps for storage, share in step.densities.items()}
-        costs = costs_of(graph, device, times, densities or options.density)
+        costs = costs_of(graph, device, times, densities or None)
         costs = fitted(graph, costs, steps) if steps else costs
     except ValueError as error:
         raise InputError(error) from error
@@ -86,22 +101,85 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace) -> Findings:
-    reserve = parse_bytes(options.reserve, "--reserve")
     plain = POLICIES["plain"](graph, costs)
     try:
-        budget_bytes = parse_budget(options.budget, plain.peak_bytes + reserve)
+        budget_bytes = parse_budget(options.budget, plain.peak_bytes)
     except ValueError as error:
         raise InputError(error) from error
-    accepted = options.per_sub_batch_norm
-    words = {"fidelity": options.fidelity, "lossy": options.lossy}
-    words |= {"reserved_bytes": reserve, "per_sub_batch_norm": accepted}
-    with progress_bars(transient=True) as progress:
-        task = progress.add_task("planning", total=len(POLICIES) + 1)
-        rows = compare(graph, costs, budget_bytes, words, lambda: progress.advance(task))
-        progress.update(task, description="the least budget")
-        least = least_bytes(graph, costs, lossy=options.lossy, reserve=reserve, batch_norm=accepted)
-        progress.advance(task)
-    return Findings(graph, costs, times, budget_bytes, rows, least)
+    words = {name: getattr(options, name) for name in ("fidelity", "lossy", "per_sub_batch_norm")}
+    with Console(stderr=True).status("planning"):
+        rows = compare(graph, costs, budget_bytes, words)
+    return Findings(graph, costs, times, budget_bytes, rows)
+
+
+def compare(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> list[Row]:
+    """Every policy under the same budget, in the order of the registry; ``words`` are the settings of
+    :func:`gistkit.api.plan_graph`, of which each policy takes what it knows."""
+    return [_row(name, graph, costs, budget_bytes, words) for name in POLICIES]
+
+
+def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> Row:
+    given = dict(words)
+    if words["lossy"] is not None and not accepts(name, "lossy"):
+        given |= {"lossy": None, "fidelity": "reassociated"}
+    try:
+        made = plan_graph(graph, costs, budget=budget_bytes, policy=name, refuse=False, **given)
+    except BudgetError as error:
+        least = error.least_bytes.get("lossy" if given["lossy"] else given["fidelity"], 0)
+        return Row(name, None, False, f"needs {mib(least)}" if least else "refused", error)
+    except PlanError as error:
+        if costs.hardware.has_link:
+            raise
+        return Row(name, None, False, "needs a link", error)
+    fits = budget_bytes is None or made.peak_bytes <= budget_bytes
+    return Row(name, made, fits, "" if fits else "above the budget")
+
+
+def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
+    """Predicted peak and time of every policy; ``batch_norm`` says that sub-batches would change statistics."""
+    limit = "no budget" if budget_bytes is None else f"budget {mib(budget_bytes)} MiB"
+    caption = "beside plain PyTorch; /2: in two sub-batches, * with other statistics of the batch norms"
+    columns = ("policy", ">peak MiB", ">ms/step", ">slower", "class", "fits")
+    shown = table(f"policies, {limit}", *columns, caption=caption)
+    plain = next(r.plan for r in rows if r.policy == "plain")
+    assert plain is not None
+    for row in rows:
+        made = row.plan
+        if made is None:
+            shown.add_row(row.policy, row.note, "-", "-", "-", "no")
+            continue
+        peak = f"{mib(made.peak_bytes)} ({made.peak_bytes / plain.peak_bytes:.0%})"
+        parts = "" if made.sub_batches == 1 else f" /{made.sub_batches}{'*' if batch_norm else ''}"
+        slower = f"{made.step_s / plain.step_s - 1:+.1%}"
+        fits = "yes" if row.fits else "no"
+        shown.add_row(row.policy, peak, milliseconds(made.step_s), slower, made.fidelity + parts, fits)
+    return shown
+
+
+def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, wide: bool = True) -> Table:
+    """A plan's decision for every kept storage, largest first; ``wide``: with the reason for it."""
+    title = f"{made.policy}: what becomes of the tensors kept for backward, largest first"
+    shown = table(title, "tensor", "shape", "kept as", ">plain MiB", ">kept MiB")
+    if wide:
+        shown.add_column("why")
+    decided = {d.storage: d for d in made.decisions}
+    blocks = sorted((b for b in held(graph) if b.storage >= 0), key=lambda b: -b.nbytes)
+    kept = {b.id: kept_bytes(b, decided.get(b.storage), costs) for b in blocks}
+    for block in blocks[:SHOWN]:
+        decision, storage = decided.get(block.storage), graph.storages[block.storage]
+        why, form = "nothing decided", "dense"
+        if decision:
+            why = decision.reason
+            form = decision.codec + " + mask1" * decision.mask + " on the host" * decision.on_host
+        last = graph.writers(storage.id)[-1:]
+        maker = f"{last[0].module} {last[0].op}".strip() if last else storage.kind
+        shape, sizes = "x".join(map(str, storage.shape)), (mib(block.nbytes), mib(kept[block.id]))
+        shown.add_row(maker, shape, form, *sizes, *[why] * wide)
+    rest = blocks[SHOWN:]
+    if rest:
+        sums = (sum(b.nbytes for b in rest), sum(kept[b.id] for b in rest))
+        shown.add_row(f"{len(rest)} smaller ones", "", "", *map(mib, sums), *["in --json"] * wide)
+    return shown
 
 
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
@@ -109,7 +187,6 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     if chosen.plan is not None:
         shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width >= WIDE))
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
-    shown.print(least_table(found.least, options.lossy or EXAMPLE_FORMAT, found.plain.peak_bytes))
     if chosen.plan is not None:
         shown.print(_summary(chosen.plan, found.plain))
         left_out = chosen.plan.prediction.not_compared
@@ -130,16 +207,16 @@ def _summary(made: Plan, plain: Plan) -> str:
 
 
 def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
-    """Which classes of moves would do, in the words of the error that ``gistkit.plan`` raises."""
-    if chosen.refusal:
-        return chosen.refusal
-    assert found.budget_bytes is not None
-    asked = "lossy" if options.lossy else options.fidelity
-    say = remedy if chosen.policy == "optimal" else instead
-    todo = say(found.budget_bytes, found.least, asked, options.lossy or EXAMPLE_FORMAT)
-    if chosen.policy != "optimal":
-        todo = f"it needs {mib(chosen.needs_bytes)} MiB; {todo}"
-    return str(BudgetError(found.budget_bytes, found.least, todo))
+    """Which classes of moves would do: the error that ``gistkit.plan`` raises."""
+    if found.budget_bytes is None or isinstance(
+        chosen.error, PlanError
+    ):  # no link, or the device's memory is too small
+        return str(chosen.error)
+    why = chosen.error or chosen.plan
+    assert why is not None
+    settings = {"fidelity": "lossy" if options.lossy else options.fidelity, "lossy": options.lossy}
+    settings |= {"reserve": 0, "batch_norm": options.per_sub_batch_norm}
+    return str(refused(found.graph, found.costs, found.budget_bytes, settings, chosen.policy, why))
 
 
 def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
@@ -151,7 +228,6 @@ def _as_json(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
             "image_size": options.image_size,
             "hardware": asdict(found.costs.hardware),
             "budget_bytes": found.budget_bytes,
-            "least_bytes": found.least,
             "times": None if found.times is None else asdict(found.times),
             "policies": rows,
             "plan": None if chosen.plan is None else json.loads(with_times(chosen.plan, found.times).to_json()),

@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
         super().error(printable(message))
 
 
-def progress_bars(transient: bool = False) -> Progress:
-    """Bars on the standard error, with the time gone and the time to come; ``transient``: gone at the end."""
+def progress_bars() -> Progress:
+    """Bars on the standard error, with the time gone and the time to come."""
     bars = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True), transient=transient)
+    return Progress(TextColumn("{task.description}"), *bars, console=Console(stderr=True))
 
 
 def status_of(command: Callable[[], int]) -> int:

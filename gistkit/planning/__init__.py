@@ -11,4 +11,4 @@ from gistkit.planning.contract import (
     task_calls,
 )
 from gistkit.planning.knapsack import Choice, least_bytes_within
-from gistkit.planning.refusal import EXAMPLE_FORMAT, instead, least_bytes, refused, remedy
+from gistkit.planning.refusal import EXAMPLE_FORMAT, least_bytes, refused

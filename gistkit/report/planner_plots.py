@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gistkit.report.profile_view import TITLES, Profile
+from gistkit.report.tables import MIB, mib
 
-UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 CLASS_COLOURS = {
     "weights": "#3b4252",
     "weight_gradients": "#8a94a6",
@@ -27,16 +26,22 @@ def plot_profile(profile: Profile, path: Path) -> None:
         name for name, values in profile.memory_bytes.items() if max(values, default=0) > 0.002 * profile.peak_bytes
     ]
     tasks = len(next(iter(profile.memory_bytes.values())))
-    unit = _unit(profile.peak_bytes)
-    stack = [_steps(profile.memory_bytes[name], unit) for name in shown]
+    # the last one once more: a step begins at every point, and the last task has a width too
+    stack = [[b / MIB for b in (*profile.memory_bytes[n], profile.memory_bytes[n][-1])] for n in shown]
     labels = [f"{TITLES[name]} ({profile.peak_class_bytes[name] / max(1, profile.peak_bytes):.0%})" for name in shown]
     colours = [CLASS_COLOURS[name] for name in shown]
     axes.stackplot(range(tasks + 1), stack, labels=labels, colors=colours, step="post", linewidth=0)
-    top = profile.peak_bytes / UNITS[unit]
+    top = profile.peak_bytes / MIB
     axes.plot([profile.peak_task + 0.5], [top], marker="v", color="black", markersize=6, clip_on=False, zorder=5)
-    _decorate(axes, profile.backward_task, tasks, top, unit)
+    frame(axes, profile.backward_task, tasks, top * 1.04, top * 1.12)
+    axes.set_xlabel("tasks of one training step, in order")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_ylabel("predicted device memory (MiB)")
+    axes.set_axisbelow(True)
     named = f"{profile.model}, " if profile.model else ""
-    axes.set_title(f"{named}batch {profile.batch}, {profile.hardware}: plain PyTorch, peak {_size(profile.peak_bytes)}")
+    axes.set_title(
+        f"{named}batch {profile.batch}, {profile.hardware}: plain PyTorch, peak {mib(profile.peak_bytes)} MiB"
+    )
     figure.legend(loc="outside lower center", ncols=3, frameon=False, title="share of the peak in brackets")
     figure.savefig(path)
 
@@ -51,24 +56,6 @@ def canvas() -> tuple[Any, Any]:
     return figure, figure.subplots()
 
 
-def _unit(most_bytes: int) -> str:
-    """The largest unit of which there is one."""
-    return next((name for name, nbytes in UNITS.items() if most_bytes >= nbytes), "KiB")
-
-
-def _steps(nbytes: Sequence[int], unit: str) -> list[float]:
-    """Bytes by task in a unit, the last one once more: a step begins at every point, the last task has a width too."""
-    return [b / UNITS[unit] for b in (*nbytes, nbytes[-1])]
-
-
-def _decorate(axes: Any, backward_task: int, tasks: int, top: float, unit: str) -> None:
-    frame(axes, backward_task, tasks, top * 1.04, top * 1.12)
-    axes.set_xlabel("tasks of one training step, in order")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_ylabel(f"predicted device memory ({unit})")
-    axes.set_axisbelow(True)
-
-
 def frame(axes: Any, backward: float, end: float, label: float, top: float) -> None:
     """The limits, the grid and the two phases of a step, whose names stand at height ``label``."""
     axes.axvline(backward, color="#888888", linestyle="--", linewidth=1)
@@ -78,8 +65,3 @@ def frame(axes: Any, backward: float, end: float, label: float, top: float) -> N
     axes.set_ylim(0, top)
     axes.grid(axis="y", color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _size(nbytes: int) -> str:
-    unit = _unit(nbytes)
-    return f"{nbytes / UNITS[unit]:.{2 if unit == 'GiB' else 1}f} {unit}"

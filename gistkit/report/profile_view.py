@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from dataclasses import asdict, dataclass
 
 from rich.box import SIMPLE_HEAD
@@ -50,26 +49,14 @@ class LayerProfile:
 
 
 @dataclass(frozen=True)
-class TaskProfile:
-    """One task of the step: its seconds, and those that arithmetic and bytes give it (``predicted_s``)."""
-
-    phase: str
-    op: str
-    part: str
-    module: str
-    seconds: float
-    predicted_s: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """A step of plain PyTorch; ``str()`` gives tables, :meth:`to_json` all of it.
 
     By class (:mod:`gistkit.api.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class
     at one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
     ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
-    ``backward_task`` is the first task of the backward. ``tasks`` are all tasks in order. ``times`` are the measured
-    times that all seconds come from, None where they are predictions.
+    ``backward_task`` is the first task of the backward. ``times`` are the measured times that all seconds come from,
+    None where they are predictions.
     """
 
     model: str
@@ -85,7 +72,6 @@ class Profile:
     stashed_bytes: dict[str, int]
     memory_bytes: dict[str, tuple[int, ...]]
     layers: tuple[LayerProfile, ...]
-    tasks: tuple[TaskProfile, ...] = ()
     times: StepTimes | None = None
 
     def to_json(self) -> str:
@@ -97,9 +83,8 @@ class Profile:
 
 
 def profile_tables(profile: Profile) -> list[Table]:
-    """Memory by class, stashed maps by kind, seconds by op where they were measured, layers."""
-    times = [] if profile.times is None else [_ops(profile, profile.times)]
-    return [_classes(profile), _stashes(profile), *times, _layers(profile)]
+    """Memory by class, stashed maps by kind, layers."""
+    return [_classes(profile), _stashes(profile), _layers(profile)]
 
 
 def _classes(profile: Profile) -> Table:
@@ -122,22 +107,6 @@ def _stashes(profile: Profile) -> Table:
     return shown
 
 
-def _ops(profile: Profile, times: StepTimes) -> Table:
-    """Seconds by op and phase, measured and predicted, those with most time first."""
-    columns = ("op", "phase", ">tasks", ">measured", ">share", ">predicted", ">ratio")
-    shown = table("ms by op, measured and predicted", *columns, caption=told(times), box=SIMPLE_HEAD, pad_edge=False)
-    found: dict[tuple[str, str], list[TaskProfile]] = defaultdict(list)
-    for task in profile.tasks:
-        found[task.op, task.phase].append(task)
-    sums = {key: (sum(t.seconds for t in all_), sum(t.predicted_s for t in all_)) for key, all_ in found.items()}
-    total_s = sum(measured_s for measured_s, _ in sums.values())
-    for key, (measured_s, predicted_s) in sorted(sums.items(), key=lambda item: -item[1][0]):
-        ratio = f"{measured_s / predicted_s:.2f}" if predicted_s else "-"
-        times_s = (milliseconds(measured_s), f"{measured_s / total_s:.1%}", milliseconds(predicted_s), ratio)
-        shown.add_row(*key, str(len(found[key])), *times_s)
-    return shown
-
-
 def told(times: StepTimes) -> str:
     """Where times come from, in a line; in another one what the memory format costs."""
     rows, of = f" of {times.rows} rows, scaled to {times.batch}", " of the batch"
@@ -152,6 +121,7 @@ def _layers(profile: Profile) -> Table:
     columns = ("layer", ">X", ">Y", ">work", ">weights", ">fwd", ">bwd", ">reuse")
     title = "layers: MiB of the forward, ms, reuse distance of the input"
     caption = "work: workspace; reuse: ms from the end of a layer's forward to the start of its backward"
+    caption += "" if profile.times is None else f"; {told(profile.times)}"
     shown = table(title, *columns, caption=caption, box=SIMPLE_HEAD, pad_edge=False)
     for layer in profile.layers[:SHOWN]:
         sizes = (layer.x_bytes, layer.y_bytes, layer.workspace_bytes, layer.weight_bytes)

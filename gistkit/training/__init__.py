@@ -3,9 +3,9 @@
 
 from gistkit.training.accuracy import Accuracy, AccuracySettings
 from gistkit.training.data import ImageSet, batches, open_images
-from gistkit.training.density import plot_densities
+from gistkit.training.density import LAYOUTS
 from gistkit.training.device_images import DeviceImages, device_images
-from gistkit.training.loop import Comparison
+from gistkit.training.loop import Comparison, environment
 from gistkit.training.result import RunResult, TrainResult, TrainSettings, plot_memory
 from gistkit.training.schemes import Scheme, carry_out, plan_of, scheme, schemes
 from gistkit.training.verdict import SchemeResult, difference, plot_accuracy

@@ -145,10 +145,6 @@ class Accuracy:
                 self.train(name, seed, lambda done, name=name, seed=seed: on_step(name, seed * self.steps + done))
         return results(self._records.rows(), settings.schemes, settings.seeds)
 
-    def densities(self) -> list[Row]:
-        """A row a kept tensor and measured step (:func:`.density.recorded`)."""
-        return self._records.densities()
-
     def _network(self, seed: int) -> torch.nn.Module:
         torch.manual_seed(seed)
         settings = self.settings
@@ -162,7 +158,7 @@ class Accuracy:
         x = x.to(memory_format=self._format)
         graph = capture(model, (x,))
         self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
-        plans = {w.name: self._assigned(w) if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
+        plans = {w.name: self._assigned() if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
         targets = torch.zeros(2, dtype=torch.int64, device=settings.device)
         for which in (Scheme(EXACT, EXACT, ""), *(w for w in self._schemes if w.kind == IMMEDIATE)):
             model = self._network(0)
@@ -170,12 +166,10 @@ class Accuracy:
             class_loss(model(x[:2]), targets, self._classes)
         return plans
 
-    def _assigned(self, which: Scheme) -> Plan:
-        """The plan of ``lossy="auto"`` within the scheme's error for seed 0's network and first batch, not flipped."""
-        settings = self.settings
-        x, targets = next(self._train_images.epoch(settings.batch, epoch_seed(0, 0), flip=False))
-        words = {"policy": "gist", "lossy": AUTO, "max_error": which.max_error}
-        return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, **words)
+    def _assigned(self) -> Plan:
+        """The plan of ``lossy="auto"`` for seed 0's network and first batch, not flipped."""
+        x, targets = next(self._train_images.epoch(self.settings.batch, epoch_seed(0, 0), flip=False))
+        return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, policy="gist", lossy=AUTO)
 
     def train(self, name: str, seed: int, on_step: Callable[[int], None] = lambda done: None) -> None:
         """The run of one of the settings' schemes and any seed, if it is not done yet."""
@@ -195,13 +189,12 @@ class Accuracy:
         for epoch in range(begin, settings.epochs):
             started = time.perf_counter()
             key = {"scheme": which.name, "seed": seed, "epoch": epoch}
-            figures, densities = self._epoch(run, epoch)
-            row = {**key, **figures, "accuracy": self._accuracy(model), **self._kept(which, model)}
+            row = {**key, **self._epoch(run, epoch), "accuracy": self._accuracy(model), **self._kept(which, model)}
             row |= {"seconds": time.perf_counter() - started, "environment": environment(settings.device)}
-            self._records.add(row, [{**key, **found} for found in densities], run.state)
+            self._records.add(row, run.state)
 
-    def _epoch(self, run: _Run, epoch: int) -> tuple[Row, list[Row]]:
-        """(figures, densities) of one epoch. Waits for the device at its end, and where densities are measured."""
+    def _epoch(self, run: _Run, epoch: int) -> Row:
+        """Figures and densities of one epoch. Waits for the device at its end, and where densities are measured."""
         settings, seed = self.settings, epoch_seed(run.seed, epoch)
         if settings.device == "cuda":  # a graph holds the codecs' seed, which is the CPU's: one for the whole run
             torch.manual_seed(run.seed)
@@ -227,7 +220,7 @@ class Accuracy:
             run.on_step(step + 1)
         loss = torch.stack(losses).mean().item()
         trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
-        return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained}, densities
+        return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained, "densities": densities}
 
     def _step(self, which: Scheme, model: torch.nn.Module) -> Step:
         """Forward and backward; on CUDA as a graph, but for sparse storages, of which a graph knows no size."""

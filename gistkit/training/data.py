@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,9 +66,8 @@ def open_images(source: str, image_size: int) -> tuple[ImageSet, ImageSet | None
     """(training images, test images or None) of ``digits`` or of a directory.
 
     A directory holds ``train/CLASS`` and perhaps ``test/CLASS`` (or ``val/CLASS``), or the class folders themselves.
-    Raises DataError where it is missing, has no class folders, or a class has no image, for the first bad file
-    (:func:`_folder`), and where the extra that reads the source (``gistkit[images]``, ``gistkit[digits]``) is not
-    installed.
+    Raises DataError where it is missing, has no class folders, or a class has no image, and where the extra that reads
+    the source (``gistkit[images]``, ``gistkit[digits]``) is not installed. No image is decoded here.
     """
     if source == "digits":
         return _digits(image_size, test=False), _digits(image_size, test=True)
@@ -124,8 +122,7 @@ def _digits(image_size: int, test: bool) -> ImageSet:
 
 
 def _folder(root: Path, image_size: int, classes: tuple[str, ...] | None = None) -> ImageSet:
-    """``root/CLASS/**``: images by Pillow. All are decoded here where they fit 256 MiB; of a larger folder only the
-    headers are read (``ImageSet.check`` decodes). Raises DataError naming the first that is no image."""
+    """``root/CLASS/**``: images by Pillow."""
     found = {p.name: _images_below(p) for p in sorted(root.iterdir()) if p.is_dir() and p.name[0] != "."}
     if not found:
         raise DataError(f"{root} has no class folders; put the images of each class into a sub-folder of its own")
@@ -136,34 +133,22 @@ def _folder(root: Path, image_size: int, classes: tuple[str, ...] | None = None)
     paths = [path for below in found.values() for path in below]
     labels = torch.tensor([classes.index(label) for label, below in found.items() for _ in below])
 
-    def look(i: int) -> None:
-        with _opened(paths[i]):
-            pass
-
     read = _kept(lambda i: read_image(paths[i], image_size), image_size)
-    _in_threads(read if len(paths) * 3 * image_size**2 <= CACHE_BYTES else look, range(len(paths)))
     return ImageSet(str(root), classes, labels, IMAGENET, read)
 
 
 def read_image(path: Path, image_size: int) -> torch.Tensor:
-    """One image as uint8 (3, image_size, image_size). Raises DataError naming the file where it is none."""
-    with _opened(path) as image:
-        # JPEG decodes at a fraction of the size at a fraction of the cost; a no-op for the rest.
-        image.draft("RGB", (image_size, image_size))
-        middle = _extra("PIL.ImageOps", "images").fit(image.convert("RGB"), (image_size, image_size), BILINEAR)
-        return torch.from_numpy(np.array(middle)).permute(2, 0, 1).contiguous()
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """A Pillow image whose header is read. Raises DataError, naming the file, for what is no regular file (a FIFO or a
-    device would be waited for), of none of ``FORMATS``, or cannot be decoded within the block."""
-    pillow = _extra("PIL.Image", "images")
+    """One image as uint8 (3, image_size, image_size). Raises DataError, naming the file, for what is no regular file (a
+    FIFO or a device would be waited for), of none of ``FORMATS``, or cannot be decoded."""
+    pillow, operations = _extra("PIL.Image", "images"), _extra("PIL.ImageOps", "images")
     if not path.is_file():
         raise DataError(f"{path} is no regular file; replace or remove it")
     try:
         with pillow.open(path, formats=FORMATS) as image:
-            yield image
+            # JPEG decodes at a fraction of the size at a fraction of the cost; a no-op for the rest.
+            image.draft("RGB", (image_size, image_size))
+            middle = operations.fit(image.convert("RGB"), (image_size, image_size), BILINEAR)
+            return torch.from_numpy(np.array(middle)).permute(2, 0, 1).contiguous()
     except Exception as error:  # decoders raise whatever a broken file leads them to
         raise DataError(f"{path} cannot be read as an image ({error}); replace or remove it") from error
 

@@ -3,7 +3,6 @@ expected to have zeros, and what ``csr`` and ``zvc`` would make of it."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +11,8 @@ from gistkit.capture import Recorder
 from gistkit.codecs import CODECS, dtype_of
 from gistkit.ir import Reading, SavedGraph, numel
 from gistkit.planning.cost import Densities
-from gistkit.report import canvas
 
 LAYOUTS = ("zvc", "csr")
-SHOWN = 24
-"""Layers that the picture names, evenly spread over all."""
 
 
 def recorded(model: torch.nn.Module, x: torch.Tensor) -> tuple[Any, list[dict[str, Any]]]:
@@ -45,32 +41,3 @@ def _row(graph: SavedGraph, storage: int) -> dict[str, Any]:
     ratios = {name: s.nbytes / CODECS[name].predicted_bytes(elements, dtype, s.density) for name in LAYOUTS}
     origin = {"op": writers[-1].op, "module": writers[-1].module}
     return {"storage": storage, **origin, "elements": elements, "density": s.density, **ratios}
-
-
-def plot_densities(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw density and compression ratios over the steps, a line a layer, early layers dark, and write the picture.
-    Overwrites ``path``. Needs matplotlib (``gistkit[plot]``)."""
-    from matplotlib import colormaps
-
-    figure, axes = canvas()
-    axes.remove()
-    panels = figure.subplots(1, 3)
-    panels[2].sharey(panels[1])
-    layers = {row["storage"]: f"{row['module'] or 'model'} ({row['op']})" for row in rows}
-    every = 1 + (len(layers) - 1) // SHOWN
-    titles = {"density": "share of non-zero elements"} | {name: f"{name}: plain bytes / encoded" for name in LAYOUTS}
-    for panel, (key, title) in zip(panels, titles.items(), strict=True):
-        for i, (storage, name) in enumerate(layers.items()):
-            points = [(row["step"], row[key]) for row in rows if row["storage"] == storage]
-            colour = colormaps["viridis"](0.95 * i / max(1, len(layers) - 1))
-            label = None if key in LAYOUTS or i % every else name
-            panel.plot(*zip(*points, strict=True), color=colour, linewidth=1.3, label=label)
-        panel.set_title(title, fontsize=10)
-        panel.set_xlabel("training step")
-        panel.set_ylim(bottom=0)
-        panel.grid(axis="y", color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
-    for panel in panels[1:]:
-        panel.axhline(1.0, color="#888888", linestyle="--", linewidth=1)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=7)
-    figure.savefig(path)

@@ -14,22 +14,19 @@ import gistkit
 from gistkit.planning import Choice
 from gistkit.runtime import compressed_forward
 from gistkit.runtime.assign import _within
-from tests.support.models import Call, DenseNet, UNet
 from tests.support.tensors import same_bits
 
 FORMATS = ("fp16", "fp8s", "int4s", "int2s")
-BITS = {"fp16": 16, "fp8s": 8, "int4s": 4, "int2s": 2}
 
 
-def chain(layer=None):
-    first = [nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh(), layer or nn.Identity()]
+def chain():
+    first = [nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3), nn.Tanh()]
     last = [nn.Conv2d(8, 8, 3), nn.Tanh(), nn.Conv2d(8, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
     return nn.Sequential(*first, *last)
 
 
-def batch_of(kind):
-    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    return x, (torch.arange(4 * 32 * 32).view(4, 32, 32) % 4 if kind == "unet" else torch.arange(4))
+def batch():
+    return torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(4)
 
 
 def error_of(model, x, y, plan):
@@ -39,9 +36,6 @@ def error_of(model, x, y, plan):
         F.cross_entropy(each(x), y).backward()
     pairs = [(a.grad.double(), b.grad.double()) for a, b in zip(exact.parameters(), found.parameters(), strict=True)]
     return (sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs)).sqrt().item()
-
-
-NETWORKS = {"chain": chain, "unet": UNet, "dense": DenseNet}
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +66,8 @@ def test_too_hopeful_a_model_is_tightened_and_then_given_up(factor, rounded):
     assert len(formats) == rounded and lab.error(formats) <= 0.05 and expected <= 0.05 and 2 <= lab.steps <= 7
 
 
-@pytest.mark.parametrize("kind", ["chain", "dense"])
-def test_the_bound_is_kept_in_fewer_bytes_than_any_one_format(kind):
-    model, (x, y) = NETWORKS[kind](), batch_of(kind)
+def test_the_bound_is_kept_in_fewer_bytes_than_any_one_format():
+    model, (x, y) = chain(), batch()
     words = {"loss_fn": F.cross_entropy, "policy": "gist"}
     plan = gistkit.plan(model, x, y, lossy="auto", max_error=0.01, **words)
     auto = plan.details["auto"]
@@ -92,23 +85,8 @@ def test_the_bound_is_kept_in_fewer_bytes_than_any_one_format(kind):
     assert fits and plan.kept_bytes <= min(fits)
 
 
-def test_a_layer_of_many_binades_gets_more_bits():
-    def bits(layer):
-        torch.manual_seed(0)
-        model, (x, y) = chain(Call(layer)), batch_of("chain")
-        plan = gistkit.plan(model, x, y, lossy="auto", max_error=0.12, loss_fn=F.cross_entropy, policy="gist")
-        graph = gistkit.capture(model, (x,), on_cpu=True)
-        made = plan.details["auto"]["formats"].items()
-        return {graph.writers(int(s))[-1].module: BITS[f] for s, f in made}
-
-    # every block of 128 holds all binades, so that no scale helps
-    planted = bits(lambda x: 8 * x * torch.exp2(-3.0 * (torch.arange(x.shape[3]) % 16)))
-    assert planted.pop("4") > max(planted.values())
-    assert bits(lambda x: 1.0 * x)["4"] <= max(planted.values())
-
-
 def test_a_budget_takes_exact_forms_or_the_assigned_ones():
-    model, (x, y) = chain(), batch_of("chain")
+    model, (x, y) = chain(), batch()
     words = {"loss_fn": F.cross_entropy, "lossy": "auto"}
     free = gistkit.plan(model, x, y, policy="gist", **words)
     with pytest.raises(gistkit.BudgetError) as refused:
@@ -123,7 +101,7 @@ def test_a_budget_takes_exact_forms_or_the_assigned_ones():
 
 
 def test_a_plan_of_several_formats_is_carried_out_as_it_is():
-    model, (x, y) = chain(), batch_of("chain")
+    model, (x, y) = chain(), batch()
     plan = gistkit.plan(model, x, y, policy="gist", loss_fn=F.cross_entropy, lossy="auto")
     assert len(set(plan.details["auto"]["formats"].values())) > 1
     with pytest.raises(ValueError, match="lossy must be None or the plan's own format 'auto', got 'fp10'"):
@@ -137,8 +115,7 @@ def test_a_plan_of_several_formats_is_carried_out_as_it_is():
 
 def digits():
     found = pytest.importorskip("sklearn.datasets").load_digits()
-    x = torch.tensor(found.images, dtype=torch.float32)[:, None] / 16
-    return x[:1300], torch.tensor(found.target[:1300]), x[1300:], torch.tensor(found.target[1300:])
+    return torch.tensor(found.images, dtype=torch.float32)[:, None] / 16, torch.tensor(found.target)
 
 
 def tiny():
@@ -148,28 +125,21 @@ def tiny():
     return nn.Sequential(*block(1, 8), *block(8, 16), nn.MaxPool2d(2), *block(16, 16), nn.Flatten(), nn.Linear(256, 10))
 
 
-def trained(steps=80, seed=0, **words):
-    """(losses, test accuracy, formats) of one training."""
-    x, y, test_x, test_y = digits()
-    torch.manual_seed(seed)
-    model = tiny()
-    if words:
-        gistkit.compress(model, **words)
+def trained(steps, **words):
+    """(losses, formats) of one training, by step."""
+    x, y = digits()
+    torch.manual_seed(0)
+    model = gistkit.compress(tiny(), **words)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    losses, formats, drawn = [], [], torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        rows = torch.randint(len(x), (64,), generator=drawn)
+    losses, formats = [], []
+    for rows in torch.randint(len(x), (steps, 64)):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x[rows]), y[rows])
         loss.backward()
         optimizer.step()
-        rates.step()
         losses.append(loss.item())
-        formats.append(told(model) if words else {})
-    with torch.no_grad():
-        right = model.eval()(test_x).argmax(1) == test_y
-    return losses, right.float().mean().item(), formats
+        formats.append(told(model))
+    return losses, formats
 
 
 def told(model):
@@ -178,24 +148,12 @@ def told(model):
     return found[1]
 
 
-def test_digits_are_learnt_as_well():
-    plain, accuracy, _ = trained()
-    losses, own, formats = trained(lossy="auto", max_error=0.05)
-    assert 0 < len(formats[0].formats) and 0 < formats[0].measured_error <= 0.05 and formats[0] is formats[-1]
-    # of four seeds the accuracies (497 images) were at most 0.4 points apart, the last losses 8 %
-    assert accuracy > 0.9 and own > accuracy - 0.02
-    assert sum(losses[-10:]) < sum(plain[-10:]) * 1.2 and losses[0] == plain[0]
-
-
-def test_repeated_runs_give_the_same_assignment_and_losses():
-    one, two = (trained(steps=8, lossy="auto", max_error=0.03) for _ in range(2))
+def test_formats_are_measured_again_and_repeated_runs_give_the_same():
+    one, two = (trained(5, lossy="auto", max_error=0.03, remeasure_every=2) for _ in range(2))
     assert one == two
-
-
-def test_formats_are_measured_again():
-    formats = trained(steps=9, lossy="auto", remeasure_every=4)[2]
-    changed = [i for i in range(1, 9) if formats[i] is not formats[i - 1]]
-    assert changed == [4, 8]
+    formats = one[1]
+    assert [i for i in range(1, 5) if formats[i] is not formats[i - 1]] == [2, 4]
+    assert formats[0].formats and 0 < formats[0].measured_error <= 0.03
 
 
 class Noisy(nn.Module):
@@ -247,10 +205,9 @@ class OwnLoss(nn.Module):
         return SimpleNamespace(loss=out.square().mean(), last=out)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_models_own_loss_and_autocast(autocast):
+def test_a_models_own_loss_and_autocast():
     model, x = gistkit.compress(OwnLoss(), lossy="auto"), torch.randn(8, 32, 64)
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+    with torch.autocast("cpu", torch.bfloat16):
         loss = model(x).loss
     loss.backward()
     found = told(model)
@@ -273,8 +230,6 @@ def test_frozen_models_and_copies():
     ("words", "text"),
     [
         ({"lossy": "auto", "max_error": 0}, "compress: max_error must be a share above 0 and below 1, .* got 0;"),
-        ({"lossy": "auto", "max_error": 1.0}, "max_error must be .* got 1.0;"),
-        ({"lossy": "auto", "max_error": float("nan")}, "max_error must be .* got nan;"),
         ({"lossy": "auto", "max_error": "5%"}, "max_error must be .* got '5%';"),
         ({"lossy": "auto", "remeasure_every": 0}, "remeasure_every must be a number of forwards from 1 up, .* got 0 "),
         ({"lossy": "fp8", "remeasure_every": 5}, "remeasure_every must be .* got 5 with lossy='fp8'; leave it out"),

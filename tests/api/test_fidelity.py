@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from tests.support.models import DenseNet, UNet
 from tests.support.tensors import same_bits
 
 
@@ -28,20 +27,6 @@ def chain(bad):
     )
 
 
-class Planted(nn.Module):
-    """A network whose output goes through a layer of many binades and two more convolutions."""
-
-    def __init__(self, network, channels):
-        super().__init__()
-        self.network, self.bad = network, Binades()
-        self.mix, self.last = nn.Conv2d(channels, 8, 1), nn.Conv2d(8, 4, 3)
-
-    def forward(self, x):
-        out = self.network(x)
-        out = out if out.dim() == 4 else out[:, :, None, None].expand(-1, -1, 6, 6)
-        return self.last(self.bad(torch.tanh(self.mix(out)))).mean((2, 3))
-
-
 def data(size=16):
     generator = torch.Generator().manual_seed(0)
     return torch.randn(4, 3, size, size, generator=generator), torch.arange(4)
@@ -52,16 +37,11 @@ def seeded():
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("make", ["chain", "unet", "dense"])
-def test_the_planted_layer_is_named_first(make):
+def test_the_planted_layer_is_named_first():
     x, y = data(32)
-    with torch.no_grad():
-        made = {"chain": lambda: chain(True), "unet": UNet, "dense": DenseNet}[make]()
-        channels = made(x).shape[1]
-    model = made if make == "chain" else Planted(made, channels)
-    found = gistkit.fidelity(model, x, y, lossy="fp8", loss_fn=F.cross_entropy)
+    found = gistkit.fidelity(chain(True), x, y, lossy="fp8", loss_fn=F.cross_entropy)
     first, second = found.rows[:2]
-    assert first.module == ("4" if make == "chain" else "bad"), str(found)
+    assert first.module == "4", str(found)
     assert first.error.relative > second.error.relative and first.error.cosine < 1
     assert found.repeat.relative == 0
     # errors of different stashes are near independent, so their squares add: 0.9999 to 1.0029 times that was measured
@@ -86,7 +66,7 @@ def test_nothing_of_the_callers_changes():
     assert model[2].weight.grad is None and not hasattr(model.forward, "engine")
 
 
-def test_a_plan_and_its_figures(tmp_path):
+def test_a_plan_and_its_figures():
     model, (x, y) = chain(True), data()
     plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="gist", lossy="fp16s")
     found = gistkit.fidelity(model, x, y, lossy=plan, loss_fn=F.cross_entropy)
@@ -94,8 +74,6 @@ def test_a_plan_and_its_figures(tmp_path):
     read = json.loads(found.to_json())
     assert [r["storage"] for r in read["rows"]] == [r.storage for r in found.rows]
     assert set(found.rows[0].layers) == {"0", "2", "5", "9"} and found.rows[0].worst_layer in found.rows[0].layers
-    found.plot(tmp_path / "errors.png")
-    assert (tmp_path / "errors.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
@@ -112,9 +90,3 @@ def test_bad_arguments(words, error, text):
         words = {"lossy": gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="plain")}
     with pytest.raises(error, match=text):
         gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy, **words)
-
-
-def test_a_model_without_parameters_to_train():
-    model, (x, y) = chain(False).requires_grad_(False), data()
-    with pytest.raises((gistkit.MeasureError, gistkit.CaptureError, gistkit.PlanError, RuntimeError)):
-        gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy)

@@ -3,20 +3,12 @@
 import pytest
 import torch
 
-from bench import densities, layers, sanitized, steps, table
+from bench import densities, sanitized, steps, table
 from bench.layer_operators import operator_cases
-from bench.layer_rivals import rival_cases
 from bench.rows import read
 from gistkit.benchmark import measure
 from gistkit.benchmark.cases import Case, Setting, Workload, codec_cases
 from gistkit.codecs import CODECS
-
-ROW_KEYS = {
-    *("kind", "time_utc", "commit", "device", "gpu", "driver", "cpu", "python", "torch", "triton", "case", "family"),
-    *("direction", "dtype", "size_mib", "density", "by_density", "lossless", "relative_error", "seed", "checked"),
-    *("shape", "kept_ratio", "median_s", "p20_s", "p80_s", "host_s", "moved_bytes", "gbps", "copy_gbps"),
-    "percent_of_copy",
-}
 
 
 def _broken(s: Setting) -> Workload:
@@ -55,37 +47,6 @@ def test_bit_equality_sees_zeros_signs_and_nan():
     assert not measure.bit_equal(zero, zero.double()) and not measure.bit_equal(zero, zero[:1])
     assert measure.difference((zero, [nan]), (zero, [nan])) == ""
     assert measure.difference(zero, (zero, zero)) == "1 tensors instead of 2"
-
-
-def test_what_is_kept_and_how_exactly_goes_with_each_row():
-    todo = measure.jobs(codec_cases() + rival_cases(), [torch.float32], [0.01], on_gpu=False)
-    wanted = ("mask1", "fp8", "fp10s", "zvc", "torch .to(float8_e4m3fn)")
-    todo = [j for j in todo if j[0].name in wanted and j[0].direction == "encode" and j[2] == 0.5]
-    rows = {r["case"]: r for r in measure.rows(todo, "cpu", True)}
-    told = {name: (r["lossless"], r["relative_error"]) for name, r in rows.items()}
-    # Half a unit of the last of 3, 4 and 3 mantissa bits; a mask keeps no values.
-    assert told == {
-        "mask1": (False, None),
-        "zvc": (True, None),
-        "fp8": (False, 2**-4),
-        "fp10s": (False, 2**-5),
-        "torch .to(float8_e4m3fn)": (False, 2**-4),
-    }
-    n = Setting("cpu", torch.float32, int(0.01 * measure.MIB), 0.5).numel
-    assert rows["mask1"]["kept_ratio"] == -(-n // 8) / (4 * n) and rows["fp8"]["kept_ratio"] == 0.25
-    assert 17 / 32 < rows["zvc"]["kept_ratio"] < 0.6  # a bit and half a value each, and 2 bytes a slot of 1024
-
-
-def test_a_copy_that_does_not_fit_fails_the_rows_of_its_size_alone(monkeypatch):
-    def copy_gbps(nbytes: int, device: str, *, quick: bool) -> float:
-        if nbytes > measure.MIB:
-            raise RuntimeError("out of memory")
-        return 1.0
-
-    monkeypatch.setattr(measure, "copy_gbps", copy_gbps)
-    case = next(c for c in codec_cases() if c.name == "mask1")
-    small, large = measure.rows(measure.jobs([case], [torch.float32], [0.01, 2.0], False), "cpu", True)
-    assert "error" not in small and large["error"] == "RuntimeError: out of memory" and not large["checked"]
 
 
 def _step(variant: str, **more) -> dict:
@@ -159,16 +120,6 @@ def test_table_of_steps_under_budgets_says_what_fits_and_which_is_fastest():
         assert line in done
 
 
-def test_layers_writes_rows_of_the_other_families(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "layers.jsonl"
-    arguments = ["--out", str(out), "--device", "cpu", "--dtypes", "fp32", "--sizes-mib", "0.05", "--family"]
-    monkeypatch.setitem(layers.FAMILIES, "operator", lambda: operator_cases()[:2])
-    assert layers.main([*arguments, "operator"]) == 0
-    rows = read(out, "layer")
-    assert {r["family"] for r in rows} == {"operator"} and not any("error" in r for r in rows)
-    assert len(capsys.readouterr().out.splitlines()) == len(rows)
-
-
 def test_steps_set_variants_beside_plain(tmp_path):
     out = tmp_path / "steps.jsonl"
     names = ["plain", "checkpoint", "save_on_cpu", "gistkit"]
@@ -179,14 +130,6 @@ def test_steps_set_variants_beside_plain(tmp_path):
     assert all(r["loss_equals_plain"] and r["peak_bytes"] >= r["kept_bytes"] > 0 for r in rows)
     checkpointed, _, ours = others
     assert checkpointed["kept_bytes"] < ours["kept_bytes"] < plain["kept_bytes"]
-
-
-def test_a_step_that_keeps_nothing_on_the_device_has_no_ratio():
-    plain = _step("plain", losses=[1.0])
-    row = steps.with_plain(_step("save_on_cpu", losses=[1.0], kept_bytes=512), plain)
-    assert row["kept_ratio"] is None and row["peak_ratio"] == 1.0 and row["loss_equals_plain"]
-    columns = {c.header: list(c.cells) for c in steps.table([plain, row]).columns}
-    assert columns["kept x"] == ["", "all"] and columns["peak x"] == ["", "1.00"]
 
 
 def test_the_run_for_the_sanitizer_gives_the_same_bits(capsys):

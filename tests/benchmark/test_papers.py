@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers import cdma, gist, measured, modnn, page
+from bench.papers import cdma, measured, page
 from bench.papers.baselines import gradient_maps, most_at_once, network_wide
-from bench.papers.common import AT_LEAST, AT_MOST, IMPLIED, PAPERS, ROOT, Sheet, path_of, read, write
+from bench.papers.common import AT_LEAST, AT_MOST, PAPERS, ROOT, Sheet, path_of, read, write
 from bench.papers.gist_cases import INPLACE
 from bench.papers.gist_cases import Case as Encoded
 from bench.papers.library_view import library_view
-from bench.papers.networks import Captures, vgg101_early
+from bench.papers.networks import Captures
 from bench.papers.vdnn_cases import Case as Managed
 from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 from tests.support.step_graphs import chain
@@ -53,21 +53,6 @@ def test_the_page_is_made_from_the_rows():
     for paper in PAPERS:
         assert 0 < (page.PLOTS / f"papers-{paper}.png").stat().st_size < 150_000
         assert os.access(ROOT / "scripts" / f"table_{paper}", os.X_OK)
-
-
-def test_a_page_says_ticks_dashes_and_each_note_once():
-    rows = [
-        SHEET.row("I", "a", 1, "x", 10, 10.5, "GB"),
-        SHEET.row("I", "b", 1, "x", 10, 20, "GB", note="because"),
-        SHEET.row("I", "b", 2, "x", 10, 20, "GB", note="because"),
-        SHEET.row("I", "c", 0, "x", 10, 10, "%", relation=IMPLIED, density="0.5"),
-    ]
-    text = page.page(rows)
-    assert "| [vDNN](#vdnn) | titanx | 4 | 1 | 1 | 2026-01-01, abc |" in text
-    assert "| ✓ | I | a (1) | x | 10 GB | 10.5 GB |  |  |" in text
-    assert "|  | I | b (2) | x | 10 GB | 20 GB |  | 1 |" in text
-    assert "| – | I | c | x | 10 % | 10 % |  | 2 |" in text
-    assert text.count("because") + text.count("Because") == 1 and "2. Density 0.5." in text
 
 
 def step_row(policy, milliseconds, budget="12GiB", gib=10, network="vgg16", batch=256):
@@ -173,21 +158,6 @@ def test_the_losss_own_gradient_is_no_gradient_map(managed):
     assert gradient_maps(plain) == [b for b in plain.blocks if b.kind == "gradient"]
 
 
-def test_what_is_said_of_pytorchs_converter_was_measured():
-    """The note on Gist's Fig. 9 quotes rows of 512 MiB, FP32, half of them zeros."""
-    lines = (ROOT / "bench" / "results" / "2026-11-20-h200-layers.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines]
-    of = {
-        (r["case"], r["direction"]): r["median_s"]
-        for r in rows
-        if (r["dtype"], r["size_mib"], r["density"]) == ("float32", 512.0, 0.5)
-    }
-    encode, decode = (of["torch to_sparse_csr (int64)", d] / of["csr", d] for d in ("encode", "decode"))
-    assert (
-        f"{encode:.1f} times as long to encode" in gist.CONVERTER and f"{decode:.0f} times to decode" in gist.CONVERTER
-    )
-
-
 def test_vdnns_accounting_leaves_weight_gradients_out(managed):
     everything = network_wide(managed.graph, managed.costs).total_bytes
     weights = sum(b.nbytes for b in managed.graph.blocks if b.kind == "weight_gradient")
@@ -218,13 +188,6 @@ def test_gists_encodings_on_alexnet(encoded):
     assert case.encoded((SSDC, BINARIZE, INPLACE), both_ways=True).immediate < case.gist().immediate
     ours = base.static / case.gist("fp8").static
     assert ours == pytest.approx(recorded("gist", "AlexNet", "lossless, DPR (FP8): MFR"), rel=1e-3)
-
-
-def test_vgg101_with_early_layers_has_modnns_bound(captures):
-    case = modnn.Case.of(captures.of(vgg101_early, "vgg101", 128), "k40m")
-    assert sum(task.conv is not None for task in case.graph.tasks if task.phase == "forward") == 16 + 82
-    assert round(case.bound_bytes / 1e9, 1) == 1.4
-    assert case.ideal_bytes / 1e9 == pytest.approx(100, rel=0.05)
 
 
 def test_cdma_on_alexnet(captures):

@@ -1,8 +1,6 @@
 """``gistkit bench`` as a user meets it: table, file, exit status, one line for wrong input."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ QUICK = ["bench", "--device", "cpu", "--quick", "--sizes-mib", "0.05"]
 
 def test_the_main_job(tmp_path, capsys):
     numbers = tmp_path / "new" / "rows.json"
-    assert cli.main([*QUICK, "--codec", "mask1", "zvc+fp8", "--dtypes", "fp32,bf16", "--json", str(numbers)]) == 0
+    assert cli.main([*QUICK, "--codec", "mask1", "zvc+fp8", "--dtypes", "fp32", "bf16", "--json", str(numbers)]) == 0
     shown = capsys.readouterr()
     for text in ("mask1", "zvc+fp8", "relu_backward", "pack", "6.25%", "sign", "bytes", "GB/s", "of copy"):
         assert text in shown.out
@@ -28,15 +26,9 @@ def test_the_main_job(tmp_path, capsys):
 
 def test_a_table_fits_eighty_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    assert cli.main([*QUICK, "--sizes-mib", "0.01,0.02", "--dtypes", "fp32,bf16", "--codec", "csr", "fp8"]) == 0
+    assert cli.main([*QUICK, "--sizes-mib", "0.01", "0.02", "--dtypes", "fp32", "bf16", "--codec", "csr", "fp8"]) == 0
     out = capsys.readouterr().out
     assert "…" not in out and max(map(len, out.splitlines())) <= 80
-
-
-def test_what_is_the_same_in_all_rows_stands_in_the_title(capsys):
-    assert cli.main([*QUICK, "--codec", "csr", "--density", "0.25"]) == 0
-    title, _, rest = " ".join(capsys.readouterr().out.split()).partition(" codec direction ")
-    assert title.endswith(", fp32, 0.05 MiB, density 0.25") and rest.startswith("bytes error ms GB/s of copy")
 
 
 def test_default_is_every_codec_on_little_data():
@@ -62,15 +54,3 @@ def test_the_version(capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main(["--version"])
     assert exit_.value.code == 0 and capsys.readouterr().out == f"gistkit {VERSION}\n"
-
-
-def test_it_runs_with_little_installed():
-    """On a machine with a GPU there may be torch, triton, numpy and rich alone, and no console script."""
-    code = (
-        "import sys, runpy\n"
-        "for name in ('scipy', 'matplotlib', 'PIL', 'sklearn', 'hypothesis'): sys.modules[name] = None\n"
-        f"sys.argv = ['gistkit', *{[*QUICK, '--codec', 'mask1']!r}]\n"
-        "runpy.run_module('gistkit', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "3 rows, 0 failed" in done.stdout, done.stderr

@@ -35,7 +35,7 @@ def oddly_named(num_classes):
     return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)])
 
 
-HERE = "tests.commands.test_cli_wrong"
+HERE, ROOT = "tests.commands.test_cli_wrong", str(Path(__file__).parents[2])
 TRAIN = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4", "--lossy", "none"]
 SMALL = ["tests.commands.test_cli_plan:small", "--batch", "2", "--image-size", "32", "--hardware", "titanx"]
 ACCURACY = ["accuracy", "tests.training.test_train:tiny", "--epochs", "1", "--seeds", "1", "--schemes"]
@@ -83,61 +83,34 @@ READ = [
     ("\x1b[31m", r".x1b\[31m"),
 ]
 CASES = [
-    *(([c[0], model, *c[2:]], text) for c in (TRAIN, PLAN) for model, text in MODELS),
-    *(([*c, *more], text) for c in (TRAIN, PLAN) for more, text in SIZES),
-    *(([*c, *more], text) for c in (TRAIN, PROFILE) for more, text in PLOTS),
-    *(([*c, "--json", file], text) for c in (PROFILE, BENCH) for file, text in FILES),
+    *((["plan", model, *PLAN[2:]], text) for model, text in MODELS),
+    *((["train", model, *TRAIN[2:]], text) for model, text in (MODELS[0], MODELS[-1])),
+    *(([*PLAN, *more], text) for more, text in SIZES),
+    *(([*TRAIN, *more], text) for more, text in SIZES[:4]),
+    *(([*PROFILE, *more], text) for more, text in PLOTS),
+    *(([*PROFILE, "--json", file], text) for file, text in FILES),
     *(([*PLAN, option, file], text) for option in ("--times", "--hardware") for file, text in READ),
     ([*PROFILE, "--hardware", "cpu", "--measure", "--times", "/dev/full"], "/dev/full cannot be written"),
     ([*PLAN, "--hardware", "h20"], "hardware must be one of titanx, .* did you mean 'h200'"),
     (["plan", "vgg16", "--image-size", "16"], "image_size must be at least 32, got 16"),
     ([*PLAN, "--budget", "lots"], r"budget must be .*, got 'lots'; write a number and a unit"),
-    ([*PLAN, "--budget=-5%"], r"budget must be .*, got '-5%'; write a number and a unit"),
-    ([*PLAN, "--reserve", "5%"], r"reserve must be .*, got '5%': a share of what"),
-    ([*PLAN, "--reserve", "9" * 5000], r"reserve must be .*, from 0 to 2\*\*60 bytes, got '9*\.\.\.9*';"),
     ([*PLAN, "--policy", "optimum"], r"policy must be one of .*; did you mean 'optimal'"),
     ([*PLAN, "--fidelity", "exact"], r"fidelity must be one of bitwise, reassociated, lossy, got 'exact'"),
     ([*PLAN, "--lossy", "fp7"], r"lossy must be None or one of .*fp7"),
-    ([*PLAN, "--lossy", "auto"], r'lossy="auto" measures steps of a real model, .* name a format here, such as "fp8s"'),
-    ([*PLAN, "--density", "2"], r"density must be a share of elements from 0 to 1 .*, got 2.0"),
-    ([*PLAN, "--density", "nan"], r"density must be a share of elements from 0 to 1 .*, got nan"),
     ([*TRAIN, "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
-    ([*TRAIN, "--data", "/dev/full"], "data directory /dev/full is not a directory; give a folder"),
-    ([*TRAIN, "--data", "\x1b[31m"], r"data directory .x1b\[31m does not exist"),
     ([*TRAIN, "--steps", "1"], "steps must be from 3 to 2147483648, got 1; leave it out"),
-    ([*TRAIN, "--seed", HUGE], f"seed must be from 0 to 9223372036854775807, got {HUGE}; leave it out"),
-    ([*TRAIN, "--seed", "-1"], "seed must be from 0 to 9223372036854775807, got -1; leave it out"),
-    ([*TRAIN, "--lr", "nan"], "lr must be from 0 to 1000, got nan; leave it out"),
-    ([*TRAIN, "--lr", "1e308"], r"lr must be from 0 to 1000, got 1e\+308; leave it out"),
-    ([*TRAIN, "--momentum", "1.5"], "momentum must be from 0 to 1, got 1.5; leave it out"),
     ([*TRAIN, "--lossy", "fp7"], "fp7"),
     ([*TRAIN, "--batch", "5000"], "a batch of 5000 needs as many images, there are 1437; use a batch of at most 1437"),
     ([*TRAIN, "--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     (["train", "tests.commands.test_cli_plan:normed", *TRAIN[2:]], "the model must return class scores, for 4 images"),
     ([*ACCURACY, "fp32,fp9"], "scheme must be one of fp32, .*; got 'fp9'; did you mean '"),
-    ([*ACCURACY, ""], "scheme must be one of fp32, .*; got ''"),
     ([*ACCURACY, "fp8", "--density", "5"], "density is measured in fp32, got schemes fp8; add fp32"),
-    ([*ACCURACY, "fp32", "--batch", "1"], "batch must be from 2 to 1048576, got 1; leave it out"),
-    (
-        [*ACCURACY, "fp32", "--margin", "0"],
-        "margin must be above 0 and at most 100 points, got 0.0; 0.5 is the default",
-    ),
-    ([*ACCURACY, "fp32", "--data", "/nowhere"], "data directory /nowhere does not exist; give a folder"),
     ([*ACCURACY, "fp32", "--out", "plain"], "plain/rows.jsonl cannot be written: "),
-    ([*ACCURACY, "fp32", "--out", "/proc/none"], "/proc/none/rows.jsonl cannot be written: .*; name another"),
-    ([*ACCURACY, "fp32", "--plot", "curves.txt"], "plot file must end in .png, .svg or .pdf, got 'curves.txt'"),
     (["accuracy", f"{HERE}:bare", *ACCURACY[2:], "fp8"], "scheme fp8 must round something of what the network keeps"),
     (["accuracy", f"{HERE}:bare", *ACCURACY[2:], "fp32"], "the model must return class scores, for 2 images of 10"),
     ([*BENCH, "--codec", "zvc", "csr+fp9"], r"argument --codec: invalid choice: 'csr\+fp9' \(choose from .*zvc"),
-    ([*BENCH, "--codec", "dense"], "argument --codec: invalid choice: 'dense'"),
-    ([*BENCH, "--dtypes", "fp32,fp64"], "dtypes: must be of fp32, bf16, fp16 with commas between, got 'fp32,fp64'"),
-    ([*BENCH, "--sizes-mib", "0"], "sizes-mib: must be from 0.01 to 1048576 with commas between, got '0'"),
-    ([*BENCH, "--sizes-mib", "64,much"], "got '64,much'"),
-    ([*BENCH, "--sizes-mib", "1e30"], "got '1e30'"),
-    ([*BENCH, "--density", "50"], "density: must be from 0.001 to 0.999 with commas between, got '50'"),
-    ([*BENCH, "--device", "tpu"], "bench: device must be cpu, cuda or cuda:N, got 'tpu'; name one of these"),
-    ([*BENCH, "--device", "cuda:99"], "bench: device must be there, got 'cuda:99', but torch sees . CUDA devices"),
-    (["calibrate", "--out", "."], "the file to write must not be a folder"),
+    ([*BENCH, "--sizes-mib", "0"], "sizes-mib: must be from 0.01 to 1048576, got '0'"),
+    ([*BENCH, "--sizes-mib", "64", "much"], "sizes-mib: invalid .* value: 'much'"),
     (["calibrate", "--device", "tpu"], "device must be cpu, cuda or cuda:N, got 'tpu'"),
     ([], "the following arguments are required: COMMAND"),
 ]
@@ -223,17 +196,23 @@ def test_a_pipe_is_written_as_it_is(capfd):
     assert os.read(source, 9) == b"new"
 
 
-@pytest.mark.parametrize("output", ["gone", "full"])
-def test_output_that_cannot_be_written_loses_no_file(output, tmp_path):
-    file = tmp_path / "found.json"
-    words = [sys.executable, "-m", "gistkit", "profile", *SMALL, "--json", str(file)]
-    with open("/dev/full", "w") as full:
-        stdout = full if output == "full" else subprocess.PIPE
-        with subprocess.Popen(words, stdout=stdout, stderr=subprocess.PIPE, text=True) as run:
-            if run.stdout is not None:
-                run.stdout.close()
-            assert run.stderr is not None
-            said = run.stderr.read()
-    assert run.returncode == (2 if output == "full" else 141)
-    assert said.strip() == ("gistkit: error: [Errno 28] No space left on device" if output == "full" else "")
-    assert file.read_text().startswith("{")
+WITHOUT_READER = """
+import os, sys
+from gistkit import cli
+for name in ("full", "gone"):
+    if name == "full":
+        output = os.open("/dev/full", os.O_WRONLY)
+    else:
+        source, output = os.pipe()
+        os.close(source)
+    os.dup2(output, 1)
+    print(cli.main([*sys.argv[1:], name]), file=sys.stderr)
+"""
+
+
+def test_output_that_cannot_be_written_loses_no_file(tmp_path):
+    words = [sys.executable, "-c", WITHOUT_READER, "profile", *SMALL, "--json"]
+    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, stderr=subprocess.PIPE, text=True)
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    assert said == ["gistkit: error: [Errno 28] No space left on device", "2", "141"]
+    assert all((tmp_path / name).read_text().startswith("{") for name in ("full", "gone"))

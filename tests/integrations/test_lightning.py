@@ -55,8 +55,9 @@ def train(model, folder, precision, callbacks=()):
     return model.losses, model.state_dict()
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("part", [lambda model: model, lambda model: model.net])
+@pytest.mark.parametrize(
+    ("precision", "part"), [("32-true", lambda model: model), ("bf16-mixed", lambda model: model.net)]
+)
 def test_trains_to_the_same_bits(tmp_path, precision, part):
     model = task(network())
     gistkit.compress(part(model))

@@ -11,8 +11,8 @@ from torch import nn
 import gistkit
 from gistkit.capture.entry import capture
 from gistkit.errors import PlanError
-from gistkit.planning import remedy
 from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.refusal import remedy
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.test_attacks import images
 

@@ -60,11 +60,11 @@ def test_commands(tmp_path, capsys):
     arguments = [*SMALL, "--measure", "--times", str(times), "--json", str(numbers)]
     assert cli.main(["profile", *arguments]) == 0
     out = capsys.readouterr().out
-    assert "ms by op, measured and predicted" in out and "measured on cpu: a step took" in out
+    assert "measured on cpu: a step took" in " ".join(out.split())
     found = StepTimes.from_json(times.read_text())
     raw = json.loads(numbers.read_text())
     assert raw["times"]["seconds"] == {str(t): s for t, s in found.seconds.items()}
-    assert raw["tasks"][0]["seconds"] == pytest.approx(found.seconds[0]) != raw["tasks"][0]["predicted_s"]
+    assert raw["layers"][0]["forward_s"] == pytest.approx(found.seconds[0])
     words = ["--times", str(times), "--policy", "gist", "--json", str(numbers)]
     assert cli.main(["plan", *SMALL, *words]) == 0
     assert "seconds measured on cpu: a step took" in " ".join(capsys.readouterr().out.split())

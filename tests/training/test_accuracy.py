@@ -1,13 +1,7 @@
 """Accuracy under schemes: what each rounds, images on the device, runs that are killed, verdicts, densities."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,11 +18,11 @@ from gistkit.training import (
     AccuracySettings,
     DeviceImages,
     ImageSet,
+    accuracy,
     carry_out,
     device_images,
     difference,
     plan_of,
-    records,
     scheme,
 )
 from gistkit.training import schemes as all_schemes
@@ -63,6 +57,20 @@ def deep():
 SETTINGS = {"model": f"{HERE}:normed", "schemes": ("fp32",), "seeds": 1, "epochs": 3, "batch": 256, "lr": 0.05}
 
 
+@pytest.fixture(autouse=True)
+def images_decoded_once(monkeypatch):
+    monkeypatch.setattr(accuracy, "device_images", decoded)
+
+
+def decoded(source, size):
+    return digits(size) if source == "digits" else device_images(source, size)
+
+
+@cache
+def digits(size):
+    return device_images("digits", size)
+
+
 def settings(**changes):
     return AccuracySettings(**{**SETTINGS, **changes})
 
@@ -71,9 +79,9 @@ def settings(**changes):
 
 
 @cache
-def step(name, seed):
+def step(name):
     """(loss, gradients by parameter) of one step on digits-like images under a scheme."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     model, x, y = deep().train(), torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
     carry_out(scheme(name), plan_of(scheme(name), capture(model, (x,))), model)
     loss = F.cross_entropy(model(x), y)
@@ -81,9 +89,9 @@ def step(name, seed):
     return loss.detach(), [p.grad for p in model.parameters()]
 
 
-def error(name, seed):
+def error(name):
     """The gradients' error, relative to exact ones."""
-    (_, exact), (_, found) = step("fp32", seed), step(name, seed)
+    (_, exact), (_, found) = step("fp32"), step(name)
     wrong = sum((a - b).square().sum() for a, b in zip(exact, found, strict=True))
     return float((wrong / sum(a.square().sum() for a in exact)).sqrt())
 
@@ -91,30 +99,27 @@ def error(name, seed):
 def test_errors_are_ordered_as_theory_says():
     """Delayed rounding leaves the forward exact, so it errs less than immediate rounding; a scale keeps what is below
     the least normal number; a bit less is an error more."""
-    for seed in range(3):
-        found = {n: error(n, seed) for n in ("fp16", "fp10", "fp8", "fp10s", "fp8s")}
-        at_once = {n: error(f"immediate:{n}", seed) for n in found}
-        assert all(0 < found[n] < at_once[n] for n in found)
-        assert found["fp16"] < found["fp10"] < found["fp8"]
-        assert found["fp8s"] <= found["fp8"] and at_once["fp8s"] <= at_once["fp8"]
-        assert found["fp10s"] <= found["fp10"] * 1.05  # on these values fp10 flushes next to nothing
+    found = {n: error(n) for n in ("fp16", "fp10", "fp8", "fp8s")}
+    at_once = {n: error(f"immediate:{n}") for n in ("fp8", "fp8s")}
+    assert all(0 < found[n] < at_once[n] for n in at_once)
+    assert found["fp16"] < found["fp10"] < found["fp8"]
+    assert found["fp8s"] <= found["fp8"] and at_once["fp8s"] <= at_once["fp8"]
 
 
 def test_only_immediate_rounding_changes_the_loss():
-    exact = step("fp32", 0)[0]
+    exact = step("fp32")[0]
     for name in ("fp8", "zvc+fp8s", "gradients:fp8"):
-        loss, gradients = step(name, 0)
-        assert torch.equal(loss, exact) and not torch.equal(gradients[2], step("fp32", 0)[1][2])
-    assert not torch.equal(step("immediate:fp8", 0)[0], exact)
+        loss, gradients = step(name)
+        assert torch.equal(loss, exact) and not torch.equal(gradients[2], step("fp32")[1][2])
+    assert not torch.equal(step("immediate:fp8")[0], exact)
 
 
-@pytest.mark.parametrize("layout", ["zvc", "csr"])
-def test_a_sparse_layout_changes_bytes_and_no_bit_of_unscaled_values(layout):
+def test_a_sparse_layout_changes_bytes_and_no_bit_of_unscaled_values(layout="csr"):
     torch.manual_seed(0)
     graph = capture(deep().train(), (torch.randn(8, 3, 16, 16),))
     plan = plan_of(scheme(f"{layout}+fp8"), graph)
     assert {d.codec for d in plan.decisions if d.form.rounds_to} == {f"{layout}+fp8"}
-    pairs = zip(step("fp8", 0)[1], step(f"{layout}+fp8", 0)[1], strict=True)
+    pairs = zip(step("fp8")[1], step(f"{layout}+fp8")[1], strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -122,7 +127,7 @@ def test_a_delayed_scheme_is_compress_with_lossy():
     torch.manual_seed(0)
     model, x, y = deep().train(), torch.randn(8, 3, 16, 16), torch.randint(10, (8,))
     F.cross_entropy(gistkit.compress(model, lossy="fp8s")(x), y).backward()
-    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), step("fp8s", 0)[1], strict=True))
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), step("fp8s")[1], strict=True))
 
 
 def test_controls_round_every_module_and_nothing_else():
@@ -139,13 +144,6 @@ def test_controls_round_every_module_and_nothing_else():
     linear(x).backward(grad)
     rounded = codec.decode(codec.encode(grad * 7)) / 7  # of the sum over the seven rows
     assert torch.equal(x.grad, rounded @ linear.weight) and rounded.count_nonzero() > 0
-
-
-def test_auto_takes_another_error():
-    assert scheme("auto:0.03") == replace(scheme("auto"), name="auto:0.03", max_error=0.03)
-    for bad in ("auto:", "auto:2", "auto:0", "auto:nan", "auto:x"):
-        with pytest.raises(ValueError, match="scheme must be one of"):
-            scheme(bad)
 
 
 def test_schemes_follow_the_codecs():
@@ -172,11 +170,10 @@ def normalised(pixels):
     return (pixels.float() / 255 - mean) / std
 
 
-@pytest.mark.parametrize("flip", [False, True])
-def test_every_image_is_a_crop_of_itself(flip):
-    pixels, images = random_images(50)
+def test_every_image_is_a_crop_of_itself():
+    pixels, images = random_images(25)
     crops, sides, seen = set(), set(), []
-    for x, labels in DeviceImages(images).epoch(8, seed=3, flip=flip):
+    for x, labels in DeviceImages(images).epoch(8, seed=3, flip=True):
         assert x.shape == (8, 3, 6, 6) and x.is_contiguous()
         for image, label in zip(x, labels.tolist(), strict=True):
             bordered = F.pad(pixels[label], (4, 4, 4, 4))
@@ -192,8 +189,8 @@ def test_every_image_is_a_crop_of_itself(flip):
             crops.add(found[0][:2])
             sides.add(found[0][2])
             seen.append(label)
-    assert len(set(seen)) == len(seen) == 48 and seen != sorted(seen)
-    assert len(crops) > 25 and sides == ({False, True} if flip else {False})
+    assert len(set(seen)) == len(seen) == 24 and seen != sorted(seen)
+    assert len(crops) > 12 and sides == {False, True}
 
 
 def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
@@ -210,9 +207,9 @@ def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
 # Runs
 
 
-def figures(folder, name="rows.jsonl"):
+def figures(folder):
     """The rows without what a clock says, in the order of the runs."""
-    rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     return sorted(({k: v for k, v in r.items() if k != "seconds"} for r in rows), key=lambda r: json.dumps(r))
 
 
@@ -228,57 +225,31 @@ def stop_at(name, steps):
     return on_step
 
 
-def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path):
-    of = settings(schemes=("fp32", "fp8s"), density=4)
-    whole = Accuracy(of, tmp_path / "whole").run()
-    for name, steps in (("fp32", 2), ("fp32", 5), ("fp32", 15), ("fp8s", 11)):
+def test_a_stopped_run_goes_on_to_the_same_figures(tmp_path, monkeypatch):
+    of = settings(schemes=("fp32", "fp8s"), epochs=2, density=4)
+    whole, parts = Accuracy(of, tmp_path / "whole").run(), tmp_path / "parts"
+
+    def killed(*_):
+        raise Killed
+
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(torch, "save", killed)
+        Accuracy(of, parts).run()
+    assert len(figures(parts)) == 1  # a row without its checkpoint
+    for name, steps in (("fp32", 5), ("fp32", 7), ("fp8s", 6)):
         with pytest.raises(Killed):
-            Accuracy(of, tmp_path / "parts").run(stop_at(name, steps))
+            Accuracy(of, parts).run(stop_at(name, steps))
     resumed = []
-    found = Accuracy(of, tmp_path / "parts").run(lambda name, done: resumed.append((name, done)))
-    assert found == whole and figures(tmp_path / "parts") == figures(tmp_path / "whole")
-    assert figures(tmp_path / "parts", "density.jsonl") == figures(tmp_path / "whole", "density.jsonl")
-    assert resumed[:2] == [("fp32", 15), ("fp8s", 10)]
-    assert sorted(p.name for p in (tmp_path / "parts").iterdir()) == ["density.jsonl", "rows.jsonl"]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a run with densities that nothing stopped."""
-    folder = tmp_path_factory.mktemp("whole")
-    Accuracy(settings(density=2), folder).run()
-    return folder
-
-
-@pytest.mark.parametrize("after", ["density.jsonl", "rows.jsonl", "checkpoint"])
-def test_a_kill_between_the_files_of_an_epoch_doubles_no_row(tmp_path, monkeypatch, whole, after):
-    of, append, save, times = settings(density=2), records._append, torch.save, []
-
-    def second(*done):
-        times.append(done)
-        if len(times) == 2:
-            raise Killed
-
-    def appended(file, rows):
-        append(file, rows)
-        if file.name == after:
-            second(file)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(records, "_append", appended)
-        if after == "checkpoint":
-            patched.setattr(torch, "save", lambda *a: (save(*a), second(*a)))
-        with pytest.raises(Killed):
-            Accuracy(of, tmp_path / "parts").run()
-    Accuracy(of, tmp_path / "parts").run()
-    for name in ("rows.jsonl", "density.jsonl"):
-        assert figures(tmp_path / "parts", name) == figures(whole, name)
+    found = Accuracy(of, parts).run(lambda name, done: resumed.append((name, done)))
+    assert found == whole and figures(parts) == figures(tmp_path / "whole")
+    assert resumed[:2] == [("fp32", 10), ("fp8s", 5)]
+    assert [p.name for p in parts.iterdir()] == ["rows.jsonl"]
 
 
 def test_an_exact_run_is_an_ordinary_training_loop(tmp_path):
     of = settings(epochs=2)
     Accuracy(of, tmp_path).run()
-    (train, test), losses = device_images("digits", 32), []
+    (train, test), losses = decoded("digits", 32), []
     torch.manual_seed(0)
     model = normed(10)
     sgd = torch.optim.SGD(model.parameters(), of.lr, momentum=0.9, weight_decay=5e-4)
@@ -297,35 +268,6 @@ def test_an_exact_run_is_an_ordinary_training_loop(tmp_path):
     last = figures(tmp_path)[-1]
     assert last["epoch"] == 1 and last["loss"] == torch.stack(losses[5:]).mean().item()
     assert last["accuracy"] == sum(map(int, correct)) / 360
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from tests.training.test_accuracy import Accuracy, settings
-torch.set_num_threads(1)
-def on_step(name, done):
-    if done == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-Accuracy(settings(schemes=("fp8",), epochs=2), Path(sys.argv[1])).run(on_step)
-"""
-
-
-def test_a_killed_process_leaves_what_another_goes_on_with(tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums depend on it
-    try:
-        folder, of = tmp_path / "killed", settings(schemes=("fp8",), epochs=2)
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-        dead = subprocess.run([sys.executable, "-c", KILLED, str(folder)], env=environment, timeout=300)
-        assert dead.returncode == -signal.SIGKILL and len(figures(folder)) == 1
-        with (folder / "rows.jsonl").open("a") as rows:
-            rows.write('{"scheme": "fp8", "see')  # and one that was killed as it wrote
-        assert Accuracy(of, folder).run() == Accuracy(of, tmp_path / "whole").run()
-        assert figures(folder) == figures(tmp_path / "whole")
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_a_finished_run_is_kept_and_others_join_it(tmp_path):
@@ -356,10 +298,10 @@ def test_bits_are_of_all_that_is_kept(tmp_path):
     assert at_once.bits is None and at_once.kept_bytes is None
 
 
-def test_digits_are_learnt_under_every_kind_of_scheme(tmp_path):
-    of = settings(schemes=("fp32", "immediate:fp8", "gradients:fp8", "auto"), epochs=3, batch=64)
+def test_digits_are_learnt_under_rounding(tmp_path):
+    of = settings(schemes=("immediate:fp8", "auto"), epochs=3, batch=64)
     found = Accuracy(of, tmp_path).run()
-    assert found[3].bits < found[0].bits
+    assert found[1].bits < 32
     for result in found:
         assert result.accuracies[0] > 0.6 and result.difference is None, result.scheme
         assert len(result.curves[0]) == 3 and result.curves[0][-1] == result.accuracies[0]
@@ -368,42 +310,25 @@ def test_digits_are_learnt_under_every_kind_of_scheme(tmp_path):
 # What is wrong shows before training
 
 
-def photo(path, content=b""):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if content:
-        path.write_bytes(content)
-    else:
-        Image.new("RGB", (32, 32), (1, 2, 3)).save(path)
+def test_images_to_test_on_and_for_a_batch_are_asked_for(tmp_path):
+    def save(name, count):
+        (tmp_path / name / "ape").mkdir(parents=True)
+        for i in range(count):
+            Image.new("RGB", (32, 32)).save(tmp_path / name / "ape" / f"{i}.png")
 
-
-@pytest.mark.parametrize(
-    ("spoil", "text"),
-    [
-        (lambda d: photo(d / "train" / "ape" / "2.png", b"no"), "2.png cannot be read as an image"),
-        (lambda d: photo(d / "test" / "bee" / "0.png", b"no"), "0.png cannot be read as an image"),
-        (lambda d: (d / "train" / "cow").mkdir(), "class folder .*cow has no images; add some"),
-        (lambda d: (d / "test").rename(d / ".test"), "must have images to test on; put them into test/CLASS"),
-        (lambda d: (d / "train" / "ape" / "0.png").unlink(), "a batch of 6 needs as many images, there are 5"),
-    ],
-)
-def test_bad_images_are_refused(tmp_path, spoil, text):
-    for label in ("ape", "bee"):
-        for i in range(3):
-            photo(tmp_path / "train" / label / f"{i}.png")
-        photo(tmp_path / "test" / label / "0.png")
-    good = settings(data=str(tmp_path), epochs=1, batch=6, density=1)
-    assert Accuracy(good, tmp_path / "out").run()[0].accuracies[0] in (0.0, 0.5, 1.0)
-    spoil(tmp_path)
-    with pytest.raises(DataError, match=text):
-        Accuracy(good, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+    of = settings(data=str(tmp_path), batch=6)
+    save("train", 5)
+    with pytest.raises(DataError, match="must have images to test on; put them into test/CLASS"):
+        Accuracy(of, tmp_path / "out")
+    save("test", 1)
+    with pytest.raises(DataError, match="a batch of 6 needs as many images, there are 5"):
+        Accuracy(of, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_bad_settings_are_refused(tmp_path):
     for changes, text in (
-        ({"schemes": ("fp32", "fp7")}, "scheme must be one of .*got 'fp7'; did you mean"),
         ({"schemes": ("fp8", "fp8")}, "schemes must be at least one, each once, got 'fp8,fp8'"),
-        ({"schemes": ("fp8",), "density": 5}, "density is measured in fp32, got schemes fp8; add fp32"),
         ({"seeds": 0}, "seeds must be from 1 to 65536, got 0"),
     ):
         with pytest.raises(ValueError, match=text):
@@ -436,7 +361,7 @@ def test_densities_are_counted_and_feed_a_plan(tmp_path):
     of = settings(epochs=1, density=2)
     experiment = Accuracy(of, tmp_path)
     experiment.run()
-    rows = experiment.densities()
+    rows = [found for row in figures(tmp_path) for found in row["densities"]]
     assert [r["step"] for r in rows if r["module"] == "2"] == [0, 2, 4]
     # the first step's, anew
     torch.manual_seed(0)

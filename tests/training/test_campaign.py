@@ -1,109 +1,101 @@
 """The driver of many trainings: time limits, resumption, one file of rows; and the page that is made of them."""
 
-import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from bench import accuracy, accuracy_page
-from bench.accuracy import Entry
+from bench import accuracy_page
+from gistkit.training import Accuracy
+from tests.training.test_accuracy import figures, settings
 
 HERE = "tests.training.test_accuracy"
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import sys, time
+import multiprocessing, os, shutil, signal, sys, time
 from pathlib import Path
+import torch
 from bench import accuracy
 from bench.accuracy import Entry
-model, out = sys.argv[1:]
+from tests.training.test_accuracy import Accuracy, settings
+folder = Path(sys.argv[1])
+out = folder / "new" / "rows.jsonl"
 class Clock:
     time, sleep = time.time, time.sleep
     def monotonic():  # the time is over once what never ends has a row
-        return time.monotonic() + 10**6 * (Path(out).exists() and model in Path(out).read_text())
-accuracy.time, accuracy.WRITE_S = Clock, 0.1
-accuracy.CAMPAIGN = (
-    Entry("tests.training.test_accuracy:normed", "fp32 fp8", range(1), 2, 256, 0.05, density=5),
-    Entry(model, "fp32", range(1), 10**6, 256, 0.05),
-)
-sys.exit(accuracy.main(["--out", out, "--device", "cpu", "--jobs", "1"]))
+        return time.monotonic() + 10**6 * (out.exists() and model in out.read_text())
+def killed():
+    def on_step(name, done):
+        if done == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+    Accuracy(settings(schemes=("fp8",), epochs=2), folder / "killed").run(on_step)
+torch.set_num_threads(1)
+process = multiprocessing.get_context("fork").Process(target=killed)
+process.start()
+process.join()
+print("killed by", -process.exitcode)
+accuracy.time, accuracy.WRITE_S, accuracy.POLL_S = Clock, 0.1, 0.2
+for model in ("tests.training.test_accuracy:linear", "tests.training.test_accuracy:random_images"):
+    accuracy.CAMPAIGN = (
+        Entry("tests.training.test_accuracy:normed", "fp32 fp8", range(1), 1, 256, 0.05, density=3),
+        Entry(model, "fp32", range(1), 10**6, 256, 0.05),
+    )
+    print("status", accuracy.main(["--out", str(out), "--device", "cpu", "--jobs", "1"]), "campaign")
+    shutil.copy(out, folder / f"{model[-6:]}.jsonl")
 """
 
 
-def run(last, out):
-    """The lines that the driver prints, and the status it exits with."""
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """(folder, what was printed) of a run that was killed and of two campaigns: one process for all, as a start of
+    PyTorch takes 5 s, and one that has taken no step itself, as it is forked."""
+    folder = tmp_path_factory.mktemp("ran")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, last, str(out)]
+    command = [sys.executable, "-c", PROGRAM, str(folder)]
     done = subprocess.run(command, env=environment, timeout=500, capture_output=True, text=True)
-    return done.stdout, done.returncode
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
 
 
 def rows_in(out):
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_a_campaign_within_a_time_limit(tmp_path):
-    out = tmp_path / "new" / "rows.jsonl"
-    told, status = run(f"{HERE}:linear", out)
-    assert status == 0 and told.count("done ") == 2 and told.count("stopped") == 1
-    rows = rows_in(out)
+def test_a_killed_process_leaves_what_another_goes_on_with(ran, tmp_path):
+    (folder, said), threads = ran, torch.get_num_threads()
+    killed, of = folder / "killed", settings(schemes=("fp8",), epochs=2)
+    assert f"killed by {int(signal.SIGKILL)}" in said and len(figures(killed)) == 1
+    with (killed / "rows.jsonl").open("a") as rows:
+        rows.write('{"scheme": "fp8", "see')  # and one that was killed as it wrote
+    torch.set_num_threads(1)  # sums depend on it
+    try:
+        assert Accuracy(of, killed).run() == Accuracy(of, tmp_path).run()
+        assert figures(killed) == figures(tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_campaign_within_a_time_limit(ran):
+    folder, said = ran
+    told, again, _ = said.split(" campaign")
+    assert told.endswith("status 0") and told.count("done ") == 2 and told.count("stopped") == 1
+    rows = rows_in(folder / "linear.jsonl")
     epochs = [r for r in rows if r["kind"] == "epoch"]
     assert all(r["tf32"] and r["data"] == "digits" and r["device"] == "cpu" for r in epochs)
-    whole = [r for r in epochs if r["finished"]]
-    assert {(r["model"], r["scheme"], r["epoch"]) for r in whole} == {
-        (f"{HERE}:normed", name, epoch) for name in ("fp32", "fp8") for epoch in (0, 1)
-    }
+    whole = [(r["model"], r["scheme"], r["epoch"]) for r in epochs if r["finished"]]
+    assert whole == [(f"{HERE}:normed", name, 0) for name in ("fp32", "fp8")]
     # what never ends is killed, and its epochs are kept as unfinished
-    assert len(whole) == 4 and {r["model"] for r in epochs if not r["finished"]} == {f"{HERE}:linear"}
+    assert {r["model"] for r in epochs if not r["finished"]} == {f"{HERE}:linear"}
     measured = {(r["model"], r["scheme"], r["seed"], r["step"]) for r in rows if r["kind"] == "density"}
-    assert measured == {(f"{HERE}:normed", "fp32", 0, 0), (f"{HERE}:normed", "fp32", 0, 5)}
+    assert measured == {(f"{HERE}:normed", "fp32", 0, 0), (f"{HERE}:normed", "fp32", 0, 3)}
     # what is done is not run again; unfinished rows make room for a training that begins anew; what fails is told
-    told, status = run(f"{HERE}:random_images", out)
-    assert status == 1 and "2 trainings are done, 1 to do" in told and "failed" in told
-    assert rows_in(out) == [r for r in rows if r["finished"]]
-
-
-class Process:
-    """One that runs until it is killed."""
-
-    exitcode = None
-
-    def is_alive(self):
-        return self.exitcode is None
-
-    def kill(self):
-        self.exitcode = -9
-
-    def join(self):
-        pass
-
-
-def test_the_last_makes_room_where_the_first_is_late(tmp_path, monkeypatch, capsys):
-    """Ten epochs of 100 s, two are done: 800 s are left, of which 500 are to be had."""
-    of = argparse.Namespace(only="", epochs=0, data="digits")
-    todo = accuracy.trainings([Entry("alexnet", "fp32 fp8 int4s fp32", range(1), 10, 128, 0.1)], of)
-    assert [t.key for t in todo] == [("alexnet", name, 0) for name in ("fp32", "fp8", "int4s")]
-    campaign = accuracy.Campaign([todo[2]], [], tmp_path / "out.jsonl", time.monotonic() + 500)
-    for t in todo[:2]:
-        t.folder, t.process = tmp_path / t.key[1], Process()
-        t.folder.mkdir()
-        (t.folder / "rows.jsonl").write_text('{"seconds": 100.0, "accuracy": 0.5}\n' * 2 + '{"seco')
-        campaign._begun.append(t)
-        campaign._running.append(t)
-    campaign._look()  # too early to judge
-    assert all(t.process.is_alive() for t in todo[:2])
-    monkeypatch.setattr(accuracy, "STOP_S", 0.0)
-    for _ in range(2):  # the first goes on alone, late as it is
-        campaign._look()
-        assert [t.process.is_alive() for t in todo[:2]] == [True, False]
-    assert "stopped  ('alexnet', 'fp8', 0)  2 epochs  50.00 %" in capsys.readouterr().out
-    assert campaign._next() is None  # nor would another ten epochs fit
-    campaign._until += 600
-    assert campaign._next() is todo[2]
+    assert again.endswith("status 1") and "2 trainings are done, 1 to do" in again and "failed" in again
+    assert rows_in(folder / "images.jsonl") == [r for r in rows if r["finished"]]
 
 
 def training(model, scheme, *ends, seeds=None, finished=True, bits=32.0):
@@ -147,7 +139,6 @@ def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
     text = (tmp_path / "accuracy.md").read_text().replace("\n", " ")
     for line in (
         "| `fp8` | not worse | 77.10 ± 0.10 | +0.00 [-0.2, +0.2] | 3 | 8.5 | 8.5 |",
-        "| `int4s` |  | 76.00 | -1.10 | 1 | 4.5 | 4.5 |",  # of seed 1's 77.1
         "The fewest bits of a scheme that is not worse: 8.5, `fp8`.",
         "Not finished, and left out: `int2s` seed 0.",
         "| AlexNet trains in FP8 | AlexNet | `fp8` | reproduced | 77.10 | 77.10 | 3 |",

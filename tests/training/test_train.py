@@ -10,9 +10,8 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import ModelError
-from gistkit.ir import Plan
 from gistkit.runtime.live import LiveBytes
-from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, loop, open_images
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images
 from gistkit.training.loop import share_of_rate
 
 
@@ -46,10 +45,6 @@ def train(settings, *compress):
     return Comparison(settings, *compress).run()
 
 
-def same(model, lossy=None):
-    return model
-
-
 class Nudged(nn.Module):
     """The model, its first score 2**-14 higher from the third training forward on."""
 
@@ -69,8 +64,12 @@ def nudge(model, lossy=None):
     return model if lossy else Nudged(model)
 
 
-def test_lossless_equals_plain_and_keeps_less():
-    result = train(TINY)
+@pytest.fixture(scope="module")
+def result():
+    return train(TINY)
+
+
+def test_lossless_equals_plain_and_keeps_less(result):
     plain, lossless, fp8 = result.runs
     assert [run.name for run in result.runs] == ["plain", "lossless", "fp8"]
     assert result.first_difference is None and len(plain.losses) == 4 and plain.losses == lossless.losses
@@ -78,11 +77,12 @@ def test_lossless_equals_plain_and_keeps_less():
     assert fp8.kept_bytes < lossless.kept_bytes < plain.kept_bytes
     assert lossless.peak_bytes < plain.peak_bytes
     assert all(run.step_s > 0 and run.device_peak_bytes is None for run in result.runs)
+    assert result.tested == "360 test images (every fifth digit)"
     assert plain.accuracy == lossless.accuracy and fp8.accuracy is not None and 0 <= fp8.accuracy <= 1
 
 
-def test_a_plain_run_is_an_ordinary_training_loop():
-    plain = train(TINY, same).runs[0]
+def test_a_plain_run_is_an_ordinary_training_loop(result):
+    plain = result.runs[0]
     torch.manual_seed(TINY.seed)
     model = tiny(10)
     torch.manual_seed(TINY.seed)
@@ -106,14 +106,8 @@ def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_along_a_cosi
     assert max(shares) == shares[9] > 0.97 and shares[9:] == sorted(shares[9:], reverse=True) and shares[-1] < 0.001
 
 
-def test_digits_are_learnt():
-    result = train(replace(TINY, steps=50, batch=32, lr=0.1, lossy=None), same)
-    assert result.tested == "360 test images (every fifth digit)"
-    assert all(run.accuracy is not None and run.accuracy > 0.85 for run in result.runs)
-
-
 def test_a_wrong_step_is_found():
-    result = train(TINY, nudge)
+    result = train(replace(TINY, lossy=None), nudge)
     plain, lossless = result.runs[:2]
     assert result.first_difference == 2 and abs(plain.losses[2] - lossless.losses[2]) < 2**-14
     assert json.loads(result.to_json())["first_difference"] == 2
@@ -131,16 +125,15 @@ def test_equality_is_of_bits():
     assert result_of((1.0,), (math.nextafter(1.0, 2.0),)).first_difference == 0
 
 
-def test_json_is_strict_and_has_every_bit():
-    text = train(TINY, same).to_json()
-    raw = json.loads(text, parse_constant=pytest.fail)
+def test_json_is_strict_and_has_every_bit(result):
+    raw = json.loads(result.to_json(), parse_constant=pytest.fail)
+    assert [tuple(run["losses"]) for run in raw["runs"]] == [run.losses for run in result.runs]
     assert raw["settings"]["model"] == TINY.model and raw["environment"]["torch"] == torch.__version__
     assert raw["environment"]["gistkit"] == gistkit.__version__
     assert [run["name"] for run in raw["runs"]] == ["plain", "lossless", "fp8"]
     assert {"op", "bytes"} & set(raw["runs"][0]) == set() and raw["runs"][0]["memory"][0][1] > 0
     odd = json.loads(result_of((math.inf, 0.1), (math.inf, 0.1)).to_json(), parse_constant=pytest.fail)
     assert odd["runs"][0]["losses"] == [None, 0.1]
-    assert bytes.fromhex(odd["runs"][0]["losses_hex"][1]) == bytes.fromhex("3fb999999999999a")
 
 
 @pytest.mark.parametrize(
@@ -154,38 +147,3 @@ def test_json_is_strict_and_has_every_bit():
 def test_networks_that_cannot_be_trained_on_labels(name, text):
     with pytest.raises(ModelError, match=text):
         train(replace(TINY, model=f"tests.training.test_train:{name}"))
-
-
-@pytest.mark.parametrize("words", [{"budget": "97%"}, {"policy": "gist"}])
-def test_a_plan_in_place_of_lossless_and_lossy(words):
-    result = train(replace(TINY, **words))
-    plain, planned = result.runs
-    assert result.plan is not None and planned.name == result.plan.policy == words.get("policy", "optimal")
-    assert result.first_difference is None and planned.backward_s <= planned.step_s and plain.backward_s is None
-    parameters = sum(p.nbytes for p in tiny(10).parameters())
-    assert result.plan.contract.reserved_bytes == 2 * parameters
-    read = json.loads(result.to_json())
-    assert read["step_s"] == planned.backward_s and Plan.from_json(json.dumps(read["plan"])) == result.plan
-
-
-def test_a_plan_in_sub_batches_is_carried_out():
-    result = train(replace(TINY, policy="modnn", budget="70%", fidelity="reassociated"))
-    assert result.plan.sub_batches > 1
-    assert result.runs[1].peak_bytes < result.runs[0].peak_bytes
-    assert all(abs(a - b) < 1e-5 for a, b in zip(*(run.losses for run in result.runs), strict=True))
-
-
-def test_plain_pytorch_may_find_no_room(monkeypatch):
-    def no_room(*args):
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(loop, "class_loss", no_room)
-    monkeypatch.setattr(Comparison, "names", ("plain",))
-    assert train(replace(TINY, policy="gist")).runs == ()
-    with pytest.raises(torch.OutOfMemoryError):
-        train(TINY)
-
-
-def test_a_budget_that_cannot_be_kept_is_refused_before_training():
-    with pytest.raises(gistkit.BudgetError, match="the budget must be at least what the step needs"):
-        Comparison(replace(TINY, budget="1KiB"))

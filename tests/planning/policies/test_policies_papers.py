@@ -5,8 +5,8 @@ from hypothesis import given, settings
 
 from bench.papers.baselines import average_bytes, network_wide, oracular_s
 from bench.papers.library_view import library_view
-from gistkit.api.comparison import compare
 from gistkit.api.planning import plan_graph
+from gistkit.commands.plan import compare
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
