@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import typing
+
 _SHOWN = 60
+F = typing.TypeVar("F", bound=typing.Callable)
 
 
 def quoted(value: object) -> str:
@@ -12,6 +16,22 @@ def quoted(value: object) -> str:
     except ValueError:  # an int of thousands of digits
         return f"{type(value).__name__} too long to be shown"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 15]}...{text[-12:]}"
+
+
+def renamed(**names: str) -> typing.Callable[[F], F]:
+    """Decorates a function whose keywords have other names now: a call by an old one raises TypeError, which says what
+    to write instead."""
+
+    def decorated(function: F) -> F:
+        @functools.wraps(function)
+        def checked(*args: object, **kwargs: object) -> object:
+            for old in names.keys() & kwargs.keys():
+                raise TypeError(f"{function.__name__}: {old}= is called {names[old]} now; write {names[old]}")
+            return function(*args, **kwargs)
+
+        return checked  # type: ignore[return-value]
+
+    return decorated
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import gistkit
 from gistkit import errors
 from gistkit.kernels.layout import flat
 
@@ -28,3 +29,16 @@ def test_flat_names_shape_strides_and_remedy():
     assert str(raised.value) == (
         "flat: x must be dense and non-overlapping, got shape (4, 3) with strides (6, 1); pass x.contiguous()"
     )
+
+
+def test_old_keywords_name_the_new_ones():
+    x, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    for call, text in (
+        (lambda: gistkit.plan(reserve=1), r"plan: reserve= is called reserved_bytes= now"),
+        (lambda: gistkit.functional.conv2d(x, weight, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
+        (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
+        (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()

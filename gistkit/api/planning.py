@@ -16,7 +16,7 @@ import torch
 from gistkit.api.capturing import may_be_cut, uncollected
 from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
 from gistkit.capture import spread
-from gistkit.errors import BudgetError, CaptureError
+from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.formats import AUTO, Lossy, named
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
@@ -27,6 +27,7 @@ from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
 
 
+@renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
     model: torch.nn.Module,
     *batch: Any,

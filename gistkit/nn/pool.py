@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from gistkit import formats
+from gistkit.errors import renamed
 from gistkit.kernels import forward_geometry, is_channels_last, ops
 from gistkit.nn.eligible import covered, memory_format_of, recorded, strides_of
 from gistkit.nn.keep import once_differentiable, take
@@ -111,6 +112,7 @@ def _pool(x: Any, where: tuple, ceil_mode: bool, return_indices: bool, relu: boo
     return F.max_pool2d(x, *where, ceil_mode, return_indices)  # type: ignore
 
 
+@renamed(zero_code="mask_in_pool=")
 def max_pool2d(
     input: torch.Tensor,
     kernel_size: Size,

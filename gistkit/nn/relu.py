@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.kernels.launch import direct
 from gistkit.nn.eligible import covered, overwritable, recorded
@@ -39,6 +40,7 @@ class _ReLU(torch.autograd.Function):
         return None if grad is None else kept.relu_backward(grad), None, None
 
 
+@renamed(passes="mask_in_pool=")
 def relu(
     input: torch.Tensor, inplace: bool = False, *, keep: Keep | None = None, mask_in_pool: bool = False
 ) -> torch.Tensor:

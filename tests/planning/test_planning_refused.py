@@ -34,6 +34,7 @@ from tests.support.planning_cases import T, X, net
         ({"hardware": 3}, TypeError, r"hardware must be a preset's name"),
         ({"density": 1.5}, ValueError, r"density must be a share of elements from 0 to 1 .*, got 1.5; leave it out"),
         ({"per_sub_batch_norm": "yes"}, TypeError, r"plan: per_sub_batch_norm must be True or False, got 'yes'; False"),
+        ({"batch_statistics": "per_sub_batch"}, TypeError, r"batch_statistics= .*; write per_sub_batch_norm=True"),
         ({"loss_fn": "mse"}, TypeError, r"plan: loss_fn must be callable, got str"),
     ],
 )

@@ -17,7 +17,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gistkit.capture import batch_size, check_rows, left_behind, row_bytes, rows, spread, tensors_in
-from gistkit.errors import PlanMismatchError
+from gistkit.errors import PlanMismatchError, renamed
 from gistkit.ir import Plan
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
@@ -34,6 +34,7 @@ cache, which changes no answer and goes with the model. It is not in the model, 
 and would need gistkit to load."""
 
 
+@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
 def step(
     model: torch.nn.Module,
     loss_fn: Callable[[Any, Any], torch.Tensor],

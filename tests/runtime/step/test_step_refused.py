@@ -47,6 +47,8 @@ WRONG = [
     ((None, CE, X, T), {"sub_batches": 2.0}, ValueError, r"got 2.0; leave it out"),
     ((None, CE, X, T), {"reduction": "none"}, ValueError, r"reduction must be None, 'mean' or 'sum', got 'none'"),
     ((None, CE, X, T), {"per_sub_batch_norm": "yes"}, TypeError, r"must be True or False, got 'yes'"),
+    ((None, CE, X, T), {"batch_statistics": "per_sub_batch"}, TypeError, r"; write per_sub_batch_norm=True"),
+    ((None, CE, X, T), {"check": False}, TypeError, r"step: check= is called verify= now; write verify="),
     (
         (None, CE, X, T),
         {"verify": "no"},
