@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from gistkit.errors import MeasureError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import check_lossy
 from gistkit.planning.policies import gist
-from gistkit.report import rendered, table
+from gistkit.report import plot_errors, rendered, table
 from gistkit.runtime import GradientError, Gradients, TrialSteps, compress, gradient_error
 
 SHOWN = 40
@@ -74,6 +75,14 @@ class Fidelity:
         """The figures as JSON text."""
         return json.dumps(asdict(self))
 
+    def plot(self, path: str | Path) -> None:
+        """Draw the relative error of every layer's gradient (columns) by stash (rows) and write the picture. Overwrites
+        ``path``. Needs matplotlib (``gistkit[plot]``)."""
+        layers = list(dict.fromkeys(name for r in self.rows for name in r.layers))
+        names = [f"{r.module or r.op} ({r.form})" for r in self.rows]
+        errors = [[r.layers[name].relative if name in r.layers else 0.0 for name in layers] for r in self.rows]
+        plot_errors(names, layers, errors, Path(path))
+
 
 def fidelity(
     model: torch.nn.Module,
@@ -127,7 +136,7 @@ def _row(graph: SavedGraph, plan: Plan, storage: int, exact: Gradients, steps: T
     known, writers = graph.storages[storage], graph.writers(storage)
     origin = (writers[-1].op, writers[-1].module) if writers else ("input", "")
     kept_bytes = decision.kept_bytes(known.nbytes, known.dtype, known.density)
-    layers = {name: gradient_error(own, {n: found[n] for n in own}) for name, own in _by_layer(exact).items()}
+    layers = {name: gradient_error(own, _of(found, own)) for name, own in _by_layer(exact).items()}
     figures = known.nbytes, kept_bytes, gradient_error(exact, found), layers
     return StashError(storage, *origin, known.shape, decision.codec, *figures)
 
@@ -137,6 +146,10 @@ def _by_layer(gradients: Mapping[str, torch.Tensor]) -> dict[str, Gradients]:
     for name, gradient in gradients.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = gradient
     return layers
+
+
+def _of(found: Gradients, names: Mapping[str, Any]) -> Gradients:
+    return {name: found[name] for name in names}
 
 
 def _rank(error: GradientError) -> float:

@@ -1,6 +1,7 @@
 """The report of a compressed model, tables and figures."""
 
 from gistkit.report.compiled_report import CompiledReport
+from gistkit.report.error_plots import plot_errors
 from gistkit.report.planner_plots import canvas, frame, plot_profile
 from gistkit.report.profile_view import LayerProfile, Profile, profile_tables, told
 from gistkit.report.step_report import Report, report

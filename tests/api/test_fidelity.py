@@ -66,7 +66,7 @@ def test_nothing_of_the_callers_changes():
     assert model[2].weight.grad is None and not hasattr(model.forward, "engine")
 
 
-def test_a_plan_and_its_figures():
+def test_a_plan_and_its_figures(tmp_path):
     model, (x, y) = chain(True), data()
     plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="gist", lossy="fp16s")
     found = gistkit.fidelity(model, x, y, lossy=plan, loss_fn=F.cross_entropy)
@@ -74,6 +74,8 @@ def test_a_plan_and_its_figures():
     read = json.loads(found.to_json())
     assert [r["storage"] for r in read["rows"]] == [r.storage for r in found.rows]
     assert set(found.rows[0].layers) == {"0", "2", "5", "9"} and found.rows[0].worst_layer in found.rows[0].layers
+    found.plot(tmp_path / "errors.png")
+    assert (tmp_path / "errors.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(
