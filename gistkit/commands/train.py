@@ -1,4 +1,4 @@
-"""``gistkit train MODEL``: plain, lossless and lossy training compared."""
+"""``gistkit train MODEL``: plain, lossless and lossy training compared, or plain training and training under a plan."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gistkit.commands.wrong import InputError, claim, progress_bars, write, writing
 from gistkit.errors import printable
+from gistkit.planning.policies import POLICIES
 from gistkit.report import console, table
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
 
@@ -38,6 +39,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     text = "of SGD, in Nesterov's form"
     train.add_argument("--momentum", type=float, metavar="M", default=default["momentum"], help=text)
     train.add_argument("--lossy", metavar="FORMAT", default=default["lossy"], help="of the lossy training; or 'none'")
+    text = "train under a plan for so many bytes (12GiB, or 60%% of plain's peak) in place of lossless and lossy"
+    train.add_argument("--budget", metavar="SIZE", help=text)
+    text = f"the plan's: {', '.join(POLICIES)}; without --budget the plan has none (default: optimal)"
+    train.add_argument("--policy", choices=POLICIES, metavar="NAME", help=text)
+    text = "of the plan: bitwise, or reassociated, which allows sub-batches"
+    train.add_argument("--fidelity", metavar="CLASS", default=default["fidelity"], help=text)
     train.add_argument("--device", choices=("cpu", "cuda"), default=default["device"], help="where to train")
     text = "write the result, every loss and the memory curves, making folders"
     train.add_argument("--json", metavar="FILE", type=Path, help=text)
@@ -58,17 +65,29 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _verdict(result: TrainResult) -> int:
-    step = result.first_difference
-    if step is None:
-        print(f"the lossless loss equals the plain one bit for bit in all {result.settings.steps} steps")
-        return 0
-    plain, lossless = (run.losses[step] for run in result.runs[:2])
-    print(
-        f"gistkit: the lossless loss differs from the plain one: {lossless!r} and {plain!r} in step {step + 1}; "
-        "lossless training must be bit-exact, please report this",
-        file=sys.stderr,
-    )
-    return 1
+    step, plan = result.first_difference, result.plan
+    if plan is not None:
+        budget = "" if plan.budget_bytes is None else f" of a budget of {plan.budget_bytes / MIB:.2f}"
+        print(
+            f"planned: a peak of {plan.peak_bytes / MIB:.2f} MiB{budget}, everything counted, forward and backward in "
+            f"{plan.step_s * 1e3:.2f} ms; they took {(result.runs[-1].backward_s or 0) * 1e3:.2f}"
+        )
+    name = result.runs[-1].name if plan is not None else "lossless"
+    if len(result.runs) < 2:
+        print(f"plain PyTorch does not fit the device, so the {name} loss is compared with none")
+    elif plan is not None and plan.fidelity != "bitwise":
+        print(f"the {name} plan is {plan.fidelity}: its loss may differ from the plain one in its last bits")
+    elif step is not None:
+        plain, lossless = (run.losses[step] for run in result.runs[:2])
+        print(
+            f"gistkit: the {name} loss differs from the plain one: {lossless!r} and {plain!r} in step {step + 1}; "
+            "lossless training must be bit-exact, please report this",
+            file=sys.stderr,
+        )
+        return 1
+    else:
+        print(f"the {name} loss equals the plain one bit for bit in all {result.settings.steps} steps")
+    return 0
 
 
 def _prepare(options: argparse.Namespace) -> Comparison:

@@ -1,4 +1,5 @@
-"""Training one network three times, plain, lossless and lossy, from the same start on the same batches.
+"""Training one network three times, plain, lossless and lossy, or twice, plain and under a plan, from the same start on
+the same batches.
 
 What is compared: bytes kept for backward, the peak of live bytes over a step, step time, loss. Parameters, their
 gradients, the optimiser's state and the batch are the same in every run and are not counted. Memory is measured in the
@@ -21,7 +22,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gistkit import runtime
+from gistkit.api import plan
 from gistkit.errors import GistError, ModelError
+from gistkit.ir import Plan
+from gistkit.report import report
 from gistkit.runtime import LiveBytes, compress, does_not_fit
 from gistkit.training.data import ImageSet, batches, open_images, orders
 from gistkit.training.result import RunResult, TrainResult, TrainSettings
@@ -37,7 +42,8 @@ class Comparison:
     """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
     ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Raises ValueError and TypeError for a bad model
-    or format, DataError for bad images among those that the trainings draw, and for fewer images than a batch.
+    or format, DataError for bad images among those that the trainings draw, and for fewer images than a batch. With a
+    budget or a policy what :func:`gistkit.plan` raises; ``plan`` is what it gave.
     """
 
     def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
@@ -50,10 +56,13 @@ class Comparison:
         self._images.check(_drawn(len(self._images.labels), settings))
         if self._test_images is not None:
             self._test_images.check(_tested(self._test_images).tolist())
+        self.plan = _planned(self._model, self._images, settings) if settings.planned else None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The runs, in order."""
+        if self.plan is not None:
+            return "plain", self.plan.policy
         return ("plain", "lossless") if self._settings.lossy is None else ("plain", "lossless", self._settings.lossy)
 
     def run(self, on_step: OnStep = lambda name, done: None) -> TrainResult:
@@ -61,24 +70,29 @@ class Comparison:
         every step.
 
         Waits for the device in every step. On CUDA, deterministic algorithms are on from here. Raises ModelError
-        for a network that plain PyTorch cannot train on the images.
+        for a network that plain PyTorch cannot train on the images. Where a plan is tried and the device has no room
+        for plain PyTorch, that run is missing.
         """
         settings, test_images = self._settings, self._test_images
         if settings.device == "cuda":
             be_deterministic()
-        runs = tuple(self._train(name, on_step) for name in self.names)
+        runs = tuple(run for run in (self._train(name, on_step) for name in self.names) if run is not None)
         tested = None if test_images is None else f"{len(_tested(test_images))} test images ({test_images.name})"
-        return TrainResult(settings, environment(settings.device), tested, runs)
+        return TrainResult(settings, environment(settings.device), tested, runs, self.plan)
 
-    def _train(self, name: str, on_step: OnStep) -> RunResult:
+    def _train(self, name: str, on_step: OnStep) -> RunResult | None:
         """One training. What fails in plain PyTorch is the network's fault, and is said as ModelError."""
-        settings = self._settings
+        settings, plan = self._settings, None if name == "plain" else self.plan
         model = copy.deepcopy(self._model).to(settings.device)
-        if name != "plain":
+        if plan is not None:
+            model = self._compress(model, plan)
+        elif name != "plain":
             model = self._compress(model, lossy=None if name == "lossless" else name)
         try:
-            return _run(name, model, self._images, self._test_images, settings, on_step)
+            return _run(name, model, self._images, self._test_images, settings, on_step, plan)
         except Exception as error:
+            if name == "plain" and self.plan is not None and does_not_fit(error):
+                return None
             if name != "plain" or isinstance(error, GistError) or does_not_fit(error):
                 raise
             size = settings.image_size
@@ -86,6 +100,16 @@ class Comparison:
                 f"plain PyTorch cannot train {settings.model} on {settings.batch} images of {size}x{size} "
                 f"({type(error).__name__}: {error}); mend it, or take another image_size"
             ) from error
+
+
+def _planned(model: torch.nn.Module, images: ImageSet, settings: TrainSettings) -> Plan:
+    """The plan of a step, with room for the gradients and the momentum that stay from step to step."""
+    model = copy.deepcopy(model).to(settings.device).train()
+    x = torch.zeros(settings.batch, 3, settings.image_size, settings.image_size, device=settings.device)
+    targets = images.labels[: settings.batch].to(settings.device)
+    stay_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad) * (1 + (settings.momentum > 0))
+    words = {"budget": settings.budget, "policy": settings.policy or "optimal", "fidelity": settings.fidelity}
+    return plan(model, x, targets, loss_fn=F.cross_entropy, reserved_bytes=stay_bytes, **words)
 
 
 def _drawn(count: int, settings: TrainSettings) -> set[int]:
@@ -110,6 +134,7 @@ def _run(
     test_images: ImageSet | None,
     settings: TrainSettings,
     on_step: OnStep,
+    plan: Plan | None = None,
 ) -> RunResult:
     gc.collect()
     torch.manual_seed(settings.seed)
@@ -117,7 +142,8 @@ def _run(
     sgd = {"lr": settings.lr, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
     optimizer = torch.optim.SGD(model.parameters(), **sgd)
     rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
-    losses, times = [], []
+    losses, times, backward_times = [], [], []
+    parts = 1 if plan is None else plan.sub_batches
     memory: dict[str, Any] = {}
     on_step(name, 0)
     for number, batch in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
@@ -126,18 +152,23 @@ def _run(
         optimizer.zero_grad(set_to_none=False)
         begin = _now(settings.device)
         if number == settings.steps - 1:
-            loss, memory = _measured(model, x, targets, len(images.classes))
+            loss, memory = _measured(model, x, targets, len(images.classes), parts)
+        elif parts > 1:
+            loss = runtime.step(model, F.cross_entropy, x, targets)
         else:
             loss = class_loss(model(x), targets, len(images.classes))
             loss.backward()
+        if plan is not None:
+            backward_times.append(_now(settings.device) - begin)
         optimizer.step()
         rates.step()
         times.append(_now(settings.device) - begin)
         losses.append(loss.item())
         on_step(name, number + 1)
     accuracy = None if test_images is None else _accuracy(model, test_images, settings)
-    step_s = statistics.median(times[1:-1])
-    return RunResult(name, **memory, step_s=step_s, losses=tuple(losses), accuracy=accuracy)
+    backward_s = statistics.median(backward_times[1:-1]) if backward_times else None
+    seconds = {"step_s": statistics.median(times[1:-1]), "backward_s": backward_s}
+    return RunResult(name, **memory, **seconds, losses=tuple(losses), accuracy=accuracy)
 
 
 def class_loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:
@@ -155,7 +186,7 @@ def class_loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor
 
 
 def _measured(
-    model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor, classes: int
+    model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor, classes: int, parts: int
 ) -> tuple[torch.Tensor, dict[str, Any]]:
     """The loss of one forward and backward, and its memory as :class:`RunResult` has it."""
     before_bytes = 0
@@ -163,9 +194,13 @@ def _measured(
         torch.cuda.reset_peak_memory_stats()
         before_bytes = torch.cuda.memory_allocated()
     with LiveBytes() as live:
-        loss = class_loss(model(x), targets, classes)
-        kept_bytes = live.mark("forward end")
-        loss.backward()
+        if parts > 1:
+            loss = runtime.step(model, F.cross_entropy, x, targets)
+            kept_bytes = report(model).kept_bytes or 0
+        else:
+            loss = class_loss(model(x), targets, classes)
+            kept_bytes = live.mark("forward end")
+            loss.backward()
     device_bytes = torch.cuda.max_memory_allocated() - before_bytes if x.is_cuda else None
     found = {"kept_bytes": kept_bytes, "peak_bytes": live.peak_bytes, "device_peak_bytes": device_bytes}
     return loss, {**found, "memory": tuple(live.timeline)}

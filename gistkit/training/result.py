@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import quoted
+from gistkit.ir import Plan
 from gistkit.report import canvas, frame
 from gistkit.runtime import LiveEvent
 
@@ -41,7 +42,9 @@ def check_settings(settings: Any, bounds: Mapping[str, tuple[float, float]]) -> 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """What to train on what; ``lossy`` names the third run's format, None leaves that run out.
+    """What to train on what; ``lossy`` names the third run's format, None leaves that run out. With a ``budget``
+    (``"12GiB"``, ``"60%"`` of plain's peak) or a ``policy`` the one other run is under :func:`gistkit.plan`'s plan
+    of the class ``fidelity``.
 
     The optimiser is SGD with Nesterov's momentum; ``lr`` is its highest learning rate, see ``loop.share_of_rate``.
     Raises ValueError where a number is out of range or the device is not there.
@@ -57,6 +60,13 @@ class TrainSettings:
     seed: int = 0
     lr: float = 0.003
     momentum: float = 0.9
+    budget: str | None = None
+    policy: str | None = None
+    fidelity: str = "bitwise"
+
+    @property
+    def planned(self) -> bool:
+        return self.budget is not None or self.policy is not None
 
     def __post_init__(self) -> None:
         check_settings(self, BOUNDS)
@@ -64,12 +74,12 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One of the trainings: ``plain``, ``lossless`` or the name of the lossy format.
+    """One of the trainings: ``plain``, ``lossless``, the name of the lossy format or the plan's policy.
 
     ``kept_bytes``: live after the measured step's forward; ``peak_bytes``: most live at once in forward and backward;
-    ``device_peak_bytes``: the same by CUDA's allocator, workspaces included, None elsewhere. ``step_s`` is a median.
-    ``memory`` has the live bytes after every operator of that step. ``accuracy`` is on the result's ``tested``, None
-    without any.
+    ``device_peak_bytes``: the same by CUDA's allocator, workspaces included, None elsewhere. ``step_s`` is a median,
+    ``backward_s`` under a plan that of forward and backward alone. ``memory`` has the live bytes after every operator
+    of that step. ``accuracy`` is on the result's ``tested``, None without any.
     """
 
     name: str
@@ -80,6 +90,7 @@ class RunResult:
     losses: tuple[float, ...]
     accuracy: float | None
     memory: tuple[LiveEvent, ...]
+    backward_s: float | None = None
 
     @property
     def shown_peak_bytes(self) -> int:
@@ -89,28 +100,35 @@ class RunResult:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """All runs of one comparison; the first is plain, the second lossless. ``tested`` says which images the accuracy is
-    of, none of which is trained on; None where there are none."""
+    """All runs of one comparison; the first is plain, the second lossless or under the ``plan``. ``tested`` says which
+    images the accuracy is of, none of which is trained on; None where there are none."""
 
     settings: TrainSettings
     environment: dict[str, Any]
     tested: str | None
     runs: tuple[RunResult, ...]
+    plan: Plan | None = None
 
     @property
     def first_difference(self) -> int | None:
-        """The first step whose lossless loss differs from the plain one in any bit; None where none does."""
+        """The first step whose second loss differs from the plain one in any bit; None where none does, or where plain
+        PyTorch found no room."""
+        if len(self.runs) < 2:
+            return None
         plain, lossless = self.runs[:2]
         pairs = zip(plain.losses, lossless.losses, strict=True)
         return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
 
     def to_json(self) -> str:
-        """The result as JSON text, every loss to the bit; one that is not finite is null."""
+        """The result as JSON text, every loss to the bit; one that is not finite is null. With a plan there are ``plan``
+        and ``step_s``, the seconds of forward and backward: ``gistkit plan --from-stats`` reads them."""
         runs = []
         for run in self.runs:
             losses = [x if math.isfinite(x) else None for x in run.losses]
             runs.append({**asdict(run), "losses": losses})
         fields = {"settings": asdict(self.settings), "environment": self.environment, "tested": self.tested}
+        if self.plan is not None:
+            fields |= {"plan": json.loads(self.plan.to_json()), "step_s": self.runs[-1].backward_s}
         return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
 
 

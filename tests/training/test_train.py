@@ -10,8 +10,9 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import ModelError
+from gistkit.ir import Plan
 from gistkit.runtime.live import LiveBytes
-from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, open_images
+from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, loop, open_images
 from gistkit.training.loop import share_of_rate
 
 
@@ -147,3 +148,38 @@ def test_json_is_strict_and_has_every_bit(result):
 def test_networks_that_cannot_be_trained_on_labels(name, text):
     with pytest.raises(ModelError, match=text):
         train(replace(TINY, model=f"tests.training.test_train:{name}"))
+
+
+@pytest.mark.parametrize("words", [{"budget": "97%"}, {"policy": "gist"}])
+def test_a_plan_in_place_of_lossless_and_lossy(words):
+    result = train(replace(TINY, **words))
+    plain, planned = result.runs
+    assert result.plan is not None and planned.name == result.plan.policy == words.get("policy", "optimal")
+    assert result.first_difference is None and planned.backward_s <= planned.step_s and plain.backward_s is None
+    parameters = sum(p.nbytes for p in tiny(10).parameters())
+    assert result.plan.contract.reserved_bytes == 2 * parameters
+    read = json.loads(result.to_json())
+    assert read["step_s"] == planned.backward_s and Plan.from_json(json.dumps(read["plan"])) == result.plan
+
+
+def test_a_plan_in_sub_batches_is_carried_out():
+    result = train(replace(TINY, policy="modnn", budget="70%", fidelity="reassociated"))
+    assert result.plan.sub_batches > 1
+    assert result.runs[1].peak_bytes < result.runs[0].peak_bytes
+    assert all(abs(a - b) < 1e-5 for a, b in zip(*(run.losses for run in result.runs), strict=True))
+
+
+def test_plain_pytorch_may_find_no_room(monkeypatch):
+    def no_room(*args):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(loop, "class_loss", no_room)
+    monkeypatch.setattr(Comparison, "names", ("plain",))
+    assert train(replace(TINY, policy="gist")).runs == ()
+    with pytest.raises(torch.OutOfMemoryError):
+        train(TINY)
+
+
+def test_a_budget_that_cannot_be_kept_is_refused_before_training():
+    with pytest.raises(gistkit.BudgetError, match="the budget must be at least what the step needs"):
+        Comparison(replace(TINY, budget="1KiB"))
