@@ -106,6 +106,9 @@ DEFAULT_LOSSY = "int4s"
 """What ``lossy=True`` names: of the formats that lost no accuracy in docs/accuracy.md the one of fewest bits."""
 AUTO = "auto"
 """What ``lossy`` may be instead where steps of a real model are measured: a format for each storage."""
+MAX_ERROR = 0.04
+"""Of the gradients, under ``auto``: the largest of those tried with which ResNet-20 was as good as in fp32
+(docs/accuracy.md)."""
 Lossy = str | Mapping[int, str] | None
 """What is rounded: all to one format, each storage to its own (exact where it has none), nothing."""
 

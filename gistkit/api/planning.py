@@ -17,7 +17,7 @@ from gistkit.api.capturing import may_be_cut, uncollected
 from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
-from gistkit.formats import AUTO, Lossy, named
+from gistkit.formats import AUTO, MAX_ERROR, Lossy, named
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
@@ -35,7 +35,7 @@ def plan(
     policy: str = "optimal",
     fidelity: str = "bitwise",
     lossy: str | bool | None = None,
-    max_error: float = 0.05,
+    max_error: float = MAX_ERROR,
     hardware: Hardware | str | Path | None = None,
     density: float | Mapping[int, float] | None = None,
     reserved_bytes: int | str = 0,
@@ -71,7 +71,7 @@ def plan(
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
     (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, or True for ``"int4s"``, which implies the
     class ``lossy``; ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of
-    the gradients of at most ``max_error`` (0.05), by the variance model of :mod:`gistkit.runtime.assign`. Some four
+    the gradients of at most ``max_error`` (0.04), by the variance model of :mod:`gistkit.runtime.assign`. Some four
     steps a storage run for that now, on copies of the model, which must be real; each storage is exact or in its format
     in the plan, and ``details["auto"]`` holds the model, the error expected and measured, and the steps.
     ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import MeasureError
-from gistkit.formats import AUTO, Lossy
+from gistkit.formats import AUTO, MAX_ERROR, Lossy
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import Choice, least_bytes_within
 from gistkit.planning.policies import gist
@@ -66,7 +66,7 @@ def check_max_error(caller: str, max_error: float) -> None:
     if type(max_error) not in (int, float) or not 0 < max_error < 1:
         raise ValueError(
             f"{caller}: max_error must be a share above 0 and below 1, the relative error of the gradients that "
-            f'lossy="auto" allows, got {max_error!r}; 0.05 is the default'
+            f'lossy="auto" allows, got {max_error!r}; {MAX_ERROR} is the default'
         )
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gistkit.capture import STAND_IN, check_runs_in_python, hooks_are_active
 from gistkit.errors import CompressError
-from gistkit.formats import AUTO, named
+from gistkit.formats import AUTO, MAX_ERROR, named
 from gistkit.ir import Plan
 from gistkit.planning.policies import check_lossy
 from gistkit.runtime.assign import check_max_error
@@ -35,7 +35,7 @@ def compress(
     fidelity: str = "bitwise",
     sparse: bool = True,
     min_gain: float = 0.02,
-    max_error: float = 0.05,
+    max_error: float = MAX_ERROR,
     remeasure_every: int | None = None,
 ) -> Model:
     """Keeps what the model saves for backward in a smaller form; changes the model in place and returns it.

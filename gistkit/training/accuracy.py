@@ -158,7 +158,7 @@ class Accuracy:
         x = x.to(memory_format=self._format)
         graph = capture(model, (x,))
         self._plain_bytes, self._elements = graph.kept_bytes, sum(numel(s) for s in graph.kept())
-        plans = {w.name: self._assigned() if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
+        plans = {w.name: self._assigned(w) if w.codec == AUTO else plan_of(w, graph) for w in self._schemes}
         targets = torch.zeros(2, dtype=torch.int64, device=settings.device)
         for which in (Scheme(EXACT, EXACT, ""), *(w for w in self._schemes if w.kind == IMMEDIATE)):
             model = self._network(0)
@@ -166,10 +166,11 @@ class Accuracy:
             class_loss(model(x[:2]), targets, self._classes)
         return plans
 
-    def _assigned(self) -> Plan:
-        """The plan of ``lossy="auto"`` for seed 0's network and first batch, not flipped."""
+    def _assigned(self, which: Scheme) -> Plan:
+        """The plan of ``lossy="auto"`` within the scheme's error for seed 0's network and first batch, not flipped."""
         x, targets = next(self._train_images.epoch(self.settings.batch, epoch_seed(0, 0), flip=False))
-        return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, policy="gist", lossy=AUTO)
+        words = {"policy": "gist", "lossy": AUTO, "max_error": which.max_error}
+        return plan(self._network(0), x, targets, loss_fn=F.cross_entropy, **words)
 
     def train(self, name: str, seed: int, on_step: Callable[[int], None] = lambda done: None) -> None:
         """The run of one of the settings' schemes and any seed, if it is not done yet."""

@@ -120,7 +120,7 @@ class TrainResult:
         return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
 
     def to_json(self) -> str:
-        """The result as JSON text, every loss to the bit; one that is not finite is null. With a plan there are ``plan``
+        """The result as JSON text, every loss to the bit; one that is not finite is null. With a plan it has ``plan``
         and ``step_s``, the seconds of forward and backward: ``gistkit plan --from-stats`` reads them."""
         runs = []
         for run in self.runs:

@@ -5,6 +5,7 @@
 | `fp32` | nothing |
 | `fp8`, `fp8s`, ... | delayed (Gist, III-B): what is kept for backward, as ``gistkit.compress(lossy=...)`` does |
 | `auto` | the same, each stash in a format of its own: the plan of ``gistkit.plan(lossy="auto")`` for seed 0's start |
+| `auto:0.03`, ... | `auto` within another ``max_error`` than the default |
 | `zvc+fp8`, `csr+fp8`, ... | the same tensors, all of them in that sparse layout |
 | `immediate:fp8`, ... | the paper's All-FP control: every module's output as it is made, so the error goes on forward |
 | `gradients:fp8`, ... | the gradient of every module's output, in backward; all activations are exact |
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from gistkit.codecs import CODECS, Codec
 from gistkit.errors import PlanError
-from gistkit.formats import AUTO
+from gistkit.formats import AUTO, MAX_ERROR
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.forms import Judge, call_choices
 from gistkit.planning.policies import gist
@@ -39,11 +41,13 @@ EXACT, DELAYED, IMMEDIATE, GRADIENTS = "fp32", "delayed", "immediate", "gradient
 
 @dataclass(frozen=True)
 class Scheme:
-    """One scheme: its name, its kind (EXACT, DELAYED, IMMEDIATE, GRADIENTS), the codec that rounds ('' for none)."""
+    """One scheme: its name, its kind (EXACT, DELAYED, IMMEDIATE, GRADIENTS), the codec that rounds ('' for none), and
+    the gradients' error that ``auto`` allows."""
 
     name: str
     kind: str
     codec: str
+    max_error: float = MAX_ERROR
 
 
 def schemes() -> dict[str, Scheme]:
@@ -57,13 +61,26 @@ def schemes() -> dict[str, Scheme]:
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that name. Raises ValueError, naming the nearest and all known names, for any other."""
+    """The scheme of that name. Raises ValueError, naming the nearest and all known names, for any other, and for an
+    ``auto`` whose error is no share."""
     known = schemes()
     if name in known:
         return known[name]
+    kind, _, bound = name.partition(":")
+    if kind == AUTO:
+        with suppress(ValueError):
+            return replace(known[AUTO], name=name, max_error=_share(bound))
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"scheme must be one of {', '.join(known)}; got {name!r}{hint}")
+
+
+def _share(text: str) -> float:
+    """A number above 0 and below 1. Raises ValueError for any other text."""
+    number = float(text)
+    if not 0 < number < 1:
+        raise ValueError(text)
+    return number
 
 
 def plan_of(scheme: Scheme, graph: SavedGraph) -> Plan | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gistkit.errors import PlanError
-from gistkit.formats import AUTO
+from gistkit.formats import AUTO, MAX_ERROR
 from gistkit.ir import (
     FORMS,
     NEVER,
@@ -47,7 +47,7 @@ class Settings:
     lossy: str | None = None
     fidelity: str = "bitwise"
     min_gain: float = 0.02
-    max_error: float = 0.05
+    max_error: float = MAX_ERROR
     remeasure_every: int = 0
     sparse: bool = True
 
