@@ -14,7 +14,7 @@ from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 5
+FORMAT, VERSION = "gistkit.plan", 6
 REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 

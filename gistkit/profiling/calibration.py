@@ -139,14 +139,11 @@ def keep_calibration(found: Hardware) -> Path | None:
 
 
 def card(name: str, memory_bytes: int) -> Hardware | None:
-    """The preset of a CUDA card by its name, with its own memory and what PyTorch's libraries take; None without one.
-
-    PyTorch tells no convolution its algorithm, on a card of the papers either."""
+    """The preset of a CUDA card by its name, with its memory and what PyTorch's libraries take; None without one."""
     preset = preset_name(name)
     if preset is None:
         return None
-    own = {"memory_bytes": memory_bytes, "libraries_bytes": CUDA_LIBRARIES_BYTES, "tells_algorithms": False}
-    return replace(PRESETS[preset], **own)
+    return replace(PRESETS[preset], memory_bytes=memory_bytes, libraries_bytes=CUDA_LIBRARIES_BYTES)
 
 
 def card_at_hand(device: torch.device) -> Hardware:

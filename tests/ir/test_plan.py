@@ -64,7 +64,7 @@ def edited(**changes):
         (plan().to_json()[:-20], r"expected JSON, got other text \(.*\); give the whole file as to_json"),
         ("[]", "format: expected 'gistkit.plan', got None"),
         (edited(format="gistkit.hardware"), "format: expected 'gistkit.plan', got 'gistkit.hardware'"),
-        (edited(version=4), "version: expected 5, got 4; give the whole file as to_json wrote it, or plan again"),
+        (edited(version=5), "version: expected 6, got 5; give the whole file as to_json wrote it, or plan again"),
         ("[" * 100_000, "expected JSON"),
         (edited(step_s=float("nan")), "expected JSON"),
         (edited(decisions={}), "decisions: expected `array`, got `object`"),

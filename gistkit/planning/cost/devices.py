@@ -54,9 +54,7 @@ class Hardware:
     (a multiplication and an addition are two); ``tf32``, where given, is what convolutions of fp32 tensors run at,
     PyTorch's default. ``launch_s`` is the least time of one kernel. ``async_counts``: the sizes of sparse encodings
     reach the host late, so scratches live on for a while (CUDA). ``codec_slowdown`` multiplies the codecs' times, which
-    are those of the Triton kernels. ``lacks`` names convolution algorithms that its library has not.
-    ``tells_algorithms``: a step's convolutions may each be told their algorithm, as in the frameworks of the papers;
-    through PyTorch they cannot, and have the default alone. ``libraries_bytes`` is what the device's libraries hold for
+    are those of the Triton kernels. ``libraries_bytes`` is what the device's libraries hold for
     themselves as long as the process lives (cuBLAS's workspaces): it counts in every peak and so in every budget.
     ``host_s`` is how long the host is busy with one task of a step (an op's forward, a node's backward) under plain
     PyTorch, ``runtime_host_s`` the same where gistkit carries out a plan; 0: not known, or host and device are one.
@@ -77,8 +75,6 @@ class Hardware:
     launch_s: float
     async_counts: bool
     codec_slowdown: float = 1.0
-    lacks: tuple[str, ...] = ()
-    tells_algorithms: bool = False
     libraries_bytes: int = 0
     host_s: float = 0.0
     runtime_host_s: float = 0.0
@@ -218,12 +214,11 @@ def _of_datasheet(card: Card) -> Hardware:
 _TITANX = Hardware(
     "titanx", 12 * GIB, 252.0, d2h_gbps=12.8, h2d_gbps=12.8, both_gbps=25.6,
     flops={"float32": 4.5e12, "float16": 4.5e12, "bfloat16": 4.5e12}, launch_s=8e-6, async_counts=True,
-    lacks=("winograd",),  # came with cuDNN 5; vDNN had cuDNN 4
-    tells_algorithms=True, source="preset titanx: published figures, of them assumed shares",
+    source="preset titanx: published figures, of them assumed shares",
 )  # fmt: skip
 _K40M = replace(
     _TITANX, name="k40m", memory_gbps=187.0, flops={"float32": 3.0e12, "float16": 3.0e12, "bfloat16": 3.0e12},
-    lacks=(), source="preset k40m: published figures, of them assumed shares",
+    source="preset k40m: published figures, of them assumed shares",
 )  # fmt: skip
 _H200 = Hardware(
     "h200", 150_754_820_096,  # 140.4 GiB, as the driver reports it

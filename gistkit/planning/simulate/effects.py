@@ -207,7 +207,8 @@ def _passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
     """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
     ratio to what the roofline says of it, so measured seconds carry over."""
-    whole, small = (cost_table(g, costs.hardware, density=dict(costs.densities)) for g in (graph, part))
+    same = {"density": dict(costs.densities), "ways": costs.ways}
+    whole, small = (cost_table(g, costs.hardware, **same) for g in (graph, part))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
     return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
 
