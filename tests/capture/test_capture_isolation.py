@@ -91,21 +91,6 @@ def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is():
     assert read.issuperset(b.id for b in first.blocks if b.kind == "weight")
 
 
-def test_keyword_arguments_and_gradients_switched_off_outside():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = conv()
-
-        def forward(self, x, *, mask=None, scale=1):
-            return F.relu(self.conv(x) * mask["m"]) * scale
-
-    with torch.no_grad():
-        graph = capture(Two(), (torch.randn(2, 8, 4, 4),), {"mask": {"m": torch.ones(4, 4)}, "scale": 2})
-    assert ops(graph, covered_only=True) == ["conv2d", "relu"]
-    assert [s.kind for s in graph.kept() if s.shape == (4, 4)] == ["input"]
-
-
 def test_inputs_that_need_gradients_and_inputs_given_twice():
     outside = conv()(torch.randn(2, 8, 16, 16))
     model = Apply(lambda m, x, y: m[0](F.relu(x, inplace=True)) + y, conv())

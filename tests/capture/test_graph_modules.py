@@ -54,15 +54,6 @@ def test_a_compressed_graph_module_is_restored_before_it_is_copied():
     pickle.loads(pickle.dumps(model))
 
 
-@pytest.mark.parametrize("make", [made, lambda: graphs(made())])
-def test_compiled_around_a_compressed_module_it_runs_eagerly(make):
-    plain, model = make(), make()
-    found = plan(model, budget="85%")
-    around: Any = torch.compile(gistkit.compress(model, found), backend="eager")
-    assert_same(plain, around)
-    assert peak(around) <= found.peak_bytes
-
-
 def test_a_graph_module_is_captured_with_all_that_it_has():
     """Its own deep copy leaves out what the graph does not name: here parameters of the loss."""
     model: Any = graphs(made())

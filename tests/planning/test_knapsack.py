@@ -18,7 +18,7 @@ def sums(groups, taken):
     return hypot(*(c.error for c in picked)), sum(c.nbytes for c in picked)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(GROUPS, st.floats(0.01, 3))
 def test_it_is_the_best_of_all_but_for_the_units_rounded_up(groups, bound):
     taken = least_bytes_within(groups, bound)

@@ -14,7 +14,7 @@ from gistkit.planning.policies.registry import POLICIES
 from tests.support.step_graphs import chain, forked
 from tests.support.zoo_steps import of_zoo
 
-CARD = replace(hardware("titanx"), launch_s=1e-7, tells_algorithms=False, host_s=1e-7, runtime_host_s=2e-7)
+CARD = replace(hardware("titanx"), launch_s=1e-7, host_s=1e-7, runtime_host_s=2e-7)
 """A link that is fast enough to hide behind the tasks."""
 
 

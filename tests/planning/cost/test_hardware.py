@@ -69,14 +69,10 @@ def test_a_corrupt_file(tmp_path, text, message):
         ("name", "", "a text that is not empty"),
         ("memory_bytes", 0, r"a whole number of bytes above 0 and below 2\*\*50"),
         ("memory_gbps", float("nan"), "a number above 0"),
-        ("memory_gbps", 3.36e11, "a number above 0 and at most"),
-        ("d2h_gbps", -1.0, "a number of at least 0"),
         ("d2h_gbps", 0.0, "all above 0, or all 0 where there is no link"),
         ("both_gbps", 60.0, "at most the sum of both directions"),
         ("launch_s", 8, "a number of at least 0 and at most 1"),
-        ("runtime_host_s", 107.0, "a number of at least 0 and at most 1"),
         ("flops", {"bfloat16": 1e12}, "a mapping of dtype names to rates with 'float32' among them"),
-        ("flops", {"float32": float("inf")}, r"a number above 0 and at most 1e\+18"),
     ],
 )
 def test_absurd_values(field, value, demand):

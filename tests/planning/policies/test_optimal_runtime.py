@@ -3,7 +3,6 @@
 import copy
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,15 +38,13 @@ def wide():
     return Wide(), batches(2, 32, 4)
 
 
-@pytest.mark.parametrize(("device", "budget"), [(H200, "60%"), (SLOW, "60%"), (SLOW, "55%")])
-def test_a_plan_with_wide_batch_norms_is_carried_out_to_the_bit(device, budget):
+def test_a_plan_with_wide_batch_norms_is_carried_out_to_the_bit():
     model, data = wide()
-    plan = gistkit.plan(model, *data[0], loss_fn=F.cross_entropy, budget=budget, hardware=device)
+    plan = gistkit.plan(model, *data[0], loss_fn=F.cross_entropy, budget="55%", hardware=SLOW)
     own = kept_by_ops(gistkit.capture(model, data[0][:1], on_cpu=True))
     moved = {d.codec for d in plan.decisions if d.storage in own and (d.codec, d.place) != ("dense", "device")}
     assert moved <= {"argmax4", "bits"}
-    if device is SLOW:
-        assert "recompute" in {d.codec for d in plan.decisions}
+    assert "recompute" in {d.codec for d in plan.decisions}
     plain, twin = train(copy.deepcopy(model), data), train(gistkit.compress(model, plan), data)
     assert torch.equal(torch.stack(plain.losses), torch.stack(twin.losses))
     assert all(torch.equal(plain.grads[name], twin.grads[name]) for name in plain.grads)
