@@ -19,7 +19,7 @@ from gistkit.ir.tasks import Block, ConvShape, Task
 _SCALAR_BYTES = 8
 """A single number at most, such as the loss and its gradient: no rows."""
 _STAYS = ("weight", "buffer", "weight_gradient", "input")
-_AMOUNTS = ("flops", "moved_bytes", "transient_bytes")
+_AMOUNTS = ("flops", "moved_bytes", "transient_bytes", "plain_bytes")
 _SIZES = {
     SavedGraph: ("calls", "storages", "values", "tasks", "blocks"),
     Call: ("saves",),

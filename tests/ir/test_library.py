@@ -58,16 +58,6 @@ def test_activations_run_in_place_both_ways():
     assert layers(apart)[1].x != layers(apart)[1].y
 
 
-@pytest.mark.parametrize("norm_first", (True, False))
-def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
-    step = Step()
-    x = step.batch_norm(step.conv(step.input(3, 8, 8), 4))
-    ops = [step.batch_norm, step.relu] if norm_first else [step.relu, step.batch_norm]
-    graph = step.finish(step.add(*[op(x) for op in ops]))  # the norm keeps its input, the ReLU's input
-    relu = next(layer for layer in layers(library_view(graph)) if layer.kind == "ACTV")
-    assert relu.x != relu.y
-
-
 @pytest.mark.parametrize("make", (pooled, forked, chain))
 def test_a_view_is_a_whole_graph(make):
     view = library_view(make())

@@ -52,18 +52,6 @@ def test_a_step_that_goes_another_way_tells_nothing():
     assert not goes_as(forked(batch=1), whole)
 
 
-def test_sizes_round_up():
-    graph = pooled(batch=5)
-    graph = replace(graph, tasks=(replace(graph.tasks[0], transient_bytes=7), *graph.tasks[1:]))
-    part = scaled(graph, 2)
-    assert part.tasks[0].transient_bytes == 5
-    assert part.batch == 3 and scaled(graph, 1) is graph and scaled(graph, 5).batch == 1
-    block = next(b for b in graph.blocks if b.kind == "activation")
-    assert part.blocks[block.id].nbytes == block.nbytes * 3 // 5
-    static = [b for b in graph.blocks if b.kind in ("weight", "buffer", "weight_gradient", "input")]
-    assert all(part.blocks[b.id] == b for b in static)
-
-
 def test_parts_are_checked():
     graph = pooled(batch=4)
     for wrong in (0, 5, 2.0, -1):

@@ -46,19 +46,6 @@ def test_a_batch_without_rows_is_refused(call):
         call(net(), images()[:0], torch.arange(0), loss_fn=F.cross_entropy)
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ({"num_classes": 0}, "num_classes must be at least 1, got 0; pass the number of labels"),
-        ({"num_classes": 2.5}, "num_classes must be at least 1, got 2.5"),
-        ({"image_size": 31}, "image_size must be at least 32, got 31; resize the images"),
-    ],
-)
-def test_networks_of_impossible_sizes_are_refused(words, text):
-    with pytest.raises(ValueError, match=text):
-        gistkit.zoo.load("vgg16", **words)
-
-
 def test_a_plan_that_rounds_says_so():
     graph = capture(net(), (images(),))
     assert gist(graph, lossy="fp8").fidelity == "lossy"

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gistkit
@@ -127,22 +126,3 @@ def test_a_policy_that_cannot_meet_a_budget(step):
     ):
         planning.plan_graph(graph, costs, policy="plain", budget=1000)
     assert planning.plan_graph(graph, costs, policy="plain", budget=1000, refuse=False).peak_bytes == peaks["plain"]
-
-
-def test_inputs_as_tuples_and_dicts():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-
-        def forward(self, a, b):
-            return self.linear(a) * b
-
-    a, b, t = torch.randn(5, 4), torch.randn(5, 3), torch.randn(5, 3)
-    plans = [
-        gistkit.plan(Two(), (a, b), t, loss_fn=F.mse_loss),
-        gistkit.plan(Two(), {"a": a, "b": b}, t, loss_fn=F.mse_loss),
-        gistkit.plan(Two(), {"b": b, "a": a}, t, loss_fn=F.mse_loss),
-    ]
-    assert {p.peak_bytes for p in plans} == {plans[0].peak_bytes} and plans[0].contract.batch == 5
-    assert gistkit.plan(Two(), a, b).peak_bytes != plans[0].peak_bytes  # without a loss: both are the model's

@@ -157,7 +157,8 @@ class StepBuilder:
         for block, tasks in self._unpacked():
             if tasks[0] == tasks[-1] and tasks[0] in held[block]:
                 continue
-            uses[block].update(dict.fromkeys(tasks, True))
+            values = not (len(tasks) == 1 and self._on_linear(self.tasks[tasks[0]]))
+            uses[block].update(dict.fromkeys(tasks, values))
             self.blocks[block] = replace(self.blocks[block], holder=max(self.blocks[block].holder, tasks[-1]))
         for block, tasks in uses.items():
             found = tuple(Use(task, values) for task, values in sorted(tasks.items()))
@@ -206,8 +207,24 @@ class StepBuilder:
                     used = {b for b in maps if any(u.task == index for u in self.blocks[b].uses)}
                     read = tuple(b for b in reads if b not in maps or b in used)
                 transient = max(0, span.peak_bytes - counted[number]) if index == last else 0
-                transient += span.unasked_bytes if index == first else 0
-                self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=transient)
+                plain = transient if self._on_linear(task) else 0
+                ours = transient - plain + (span.unasked_bytes if index == first else 0)
+                plain += span.unasked_bytes if index > first else 0  # PyTorch's own node is both halves in one
+                self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
+
+    def _on_linear(self, task: Task) -> bool:
+        """Whether this is the backward of a ReLU in place on what a linear has just made.
+
+        Of three dimensions and more that is a view in PyTorch, so that the ReLU's node runs inside another one, which
+        copies gradients; gistkit's linear makes no view (nn.linear).
+        """
+        if task.phase != BACKWARD or task.op != "relu" or not self.graph.calls[task.call].inplace:
+            return False
+        relu = self.graph.calls[task.call]
+        made = self.graph.values[relu.operands[0]]
+        linear = self.graph.calls[made.producer] if made.producer >= 0 else relu
+        between = (c for c in self.graph.readers(made.storage) if linear.index < c.index < relu.index)
+        return linear.op == "linear" and linear.index in self._split and relu.covered >= 0 and not any(between)
 
     def _ids(self, seen: Iterable[int]) -> tuple[int, ...]:
         items = (self.tracer.seen[i] for i in seen)

@@ -47,6 +47,8 @@ class Composer:
         self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
         self._fixed = tuple(self._fixed_intervals(accumulates))
+        plain = (t for t in graph.tasks if t.plain_bytes)
+        self._plain = tuple(Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in plain)
         self._parts: dict[int, Composer] = {}
         self._memory: dict[tuple, Effects] = {}
 
@@ -78,7 +80,7 @@ class Composer:
                 extra[task] += seconds
             for task, count in part.issued:
                 issued[task] += count
-        intervals += self._workspaces(algorithms)
+        intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
         transfers.sort(key=lambda t: (t.issue, t.due))
         host = self.costs.hardware
         host_s = (host.host_s if context.plain else host.runtime_host_s) * issued

@@ -42,7 +42,8 @@ def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], De
 
 @dataclass(frozen=True)
 class Segment:
-    """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
+    """``blocks`` come back from the storages ``sources`` before task ``start``, through the forward ``tasks``, which
+    start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
     afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
@@ -50,6 +51,7 @@ class Segment:
     reads the shape only, so they are gone again when the rerun ends.
     """
 
+    sources: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
     tasks: tuple[int, ...]
@@ -108,7 +110,9 @@ def _segment(
             raise PlanError(f"storage {storage}: recompute, but no task of the forward makes it; keep it")
     needs = starts | {b for b in found.needs if graph.blocks[b].kind not in STATIC}
     unread = tuple(b for b in blocks if not read_at[b])
-    return decoding(Segment(start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index)
+    return decoding(
+        Segment(sources, start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index
+    )
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:

@@ -153,26 +153,6 @@ def test_a_budget_below_the_bound_is_refused_with_the_bound(policy):
         POLICIES[policy](replace(graph, tasks=(), blocks=()), replace(costs, algorithms=()))
 
 
-@pytest.mark.parametrize("policy", ["modnn", "vdnn+"])
-def test_batch_norms_see_the_whole_batch_unless_that_is_given_up(policy):
-    layers = (torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 16, 3))
-    captured = gistkit.capture(torch.nn.Sequential(*layers), (torch.randn(8, 3, 24, 24),), backward=True)
-    graph = replace(captured, least_rows=1)
-    costs = cost_table(graph, FAST_LINK, ways=paper_algorithms)
-    whole, parts = (least_bytes(graph, costs, batch_norm=accepted) for accepted in (False, True))
-    assert parts["reassociated"] < parts["bitwise"] == whole["bitwise"] == whole["reassociated"]
-    budget = (parts["reassociated"] + parts["bitwise"]) // 2
-    assert POLICIES[policy](graph, costs, budget, batch_norm=True).sub_batches > 1
-    with pytest.raises(BudgetError, match="or allow sub-batches with per_sub_batch_norm=True") as refused:
-        POLICIES[policy](graph, costs, budget)
-    assert refused.value.least_bytes == whole
-    both = "with fidelity=.reassociated. and per_sub_batch_norm=True"
-    with pytest.raises(BudgetError, match=both):
-        POLICIES[policy](graph, costs, budget, fidelity="bitwise")
-    with pytest.raises(BudgetError, match="no size of sub-batches would do"):
-        POLICIES[policy](graph, costs, parts["reassociated"] - 1)
-
-
 def test_two_devices_take_half_the_batch_each_and_gather_the_gradients():
     graph = chain(12, 64, 64, 32)
     costs = cost_table(graph, PRESETS["k40m"], ways=paper_algorithms)

@@ -126,23 +126,6 @@ def test_near_brute_force(device, data):
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=["cpu", "cuda"])
-@settings(deadline=None, max_examples=4, derandomize=True)
-@given(data=st.data())
-def test_sub_batches_near_brute_force(device, data):
-    graph = data.draw(step_graphs(5))
-    costs = cost_table(graph, device)
-    listed = {s: found[:2] for s, found in thinned(data, options(graph, costs, "reassociated")).items()}
-    simulator, allowed = Simulator(graph, costs), Allowed("reassociated", batch_norm=True)
-    counts = {1, 2, graph.batch} - ({2} if graph.batch < 2 else set())
-    with restricted(listed):
-        of_parts = [Problem(graph, costs, simulator, allowed, parts) for parts in sorted(counts)]
-        assume(all(prod(map(len, p.groups)) <= 2 * COMBINATIONS for p in of_parts))
-        runs = [run for p in of_parts for run in every_choice(p)]
-        share = data.draw(st.sampled_from((0.0, 0.05, 0.2, 0.5)))
-        check(graph, costs, runs, share, "reassociated", batch_norm=True, **FIXED)
-
-
-@pytest.mark.parametrize("device", [CPU, CUDA], ids=["cpu", "cuda"])
 @settings(deadline=None, max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_segments_near_brute_force(device, data):

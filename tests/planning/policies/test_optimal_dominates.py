@@ -3,13 +3,10 @@
 import pytest
 
 from bench.optimal import line, rows, wrong
-from gistkit.errors import BudgetError
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.optimal import problem
-from gistkit.planning.policies.optimal.optimal import Planning, minimise_peak, optimal
+from gistkit.planning.policies.optimal.optimal import Planning, optimal
 from gistkit.planning.policies.registry import POLICIES
-from gistkit.planning.simulate.simulator import simulate
 from tests.support.step_graphs import chain
 from tests.support.zoo_steps import of_zoo
 
@@ -51,19 +48,3 @@ def chained(device=CPU):
     """A chain whose maps shrink in none of its layers: segments pay."""
     graph = chain(6, 8, 32, 4)
     return graph, cost_table(graph, device)
-
-
-def test_segments_run_anew_where_nothing_else_is_left(monkeypatch):
-    graph, costs = chained()
-    least = minimise_peak(graph, costs, time_limit_s=20).lower_bound_bytes
-    with monkeypatch.context() as without:
-        without.setattr(problem, "candidates", lambda *_: ((), []))
-        kept = minimise_peak(graph, costs, time_limit_s=20).lower_bound_bytes
-        assert least < kept
-        with pytest.raises(BudgetError):
-            optimal(graph, costs, (least + kept) // 2, time_limit_s=2)
-    plan = optimal(graph, costs, (least + kept) // 2, time_limit_s=6)
-    assert any(d.codec == "recompute" for d in plan.decisions)
-    assert plan.fidelity == "bitwise" and all(d.reason for d in plan.decisions)
-    run = simulate(graph, plan, costs)
-    assert run.peak_bytes == plan.peak_bytes <= (least + kept) // 2 and run.step_s == plan.step_s

@@ -19,7 +19,7 @@ from gistkit.planning.simulate.intervals import Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
-from tests.support.step_graphs import chain, forked, pooled, step_graphs
+from tests.support.step_graphs import chain, step_graphs
 
 BYTES = 8192
 CHAIN = chain(2)
@@ -86,50 +86,6 @@ def test_directions_share_the_link_and_queues_are_in_order():
     assert carried([d2h, h2d], half) == [3, 2]
     assert carried([d2h, h2d, h2d], half) == pytest.approx([4, 2, 4])
     assert carried([h2d, h2d, h2d], half) == [1, 2, 3]
-
-
-@given(step_graphs(8), st.data())
-@settings(deadline=None, max_examples=20, derandomize=True)
-def test_laws_of_the_clock(graph, data):
-    plan = plan_of(graph, *hosted(graph, data.draw))
-    d2h_s, h2d_s, both = (data.draw(st.floats(0.1, 4)) for _ in range(3))
-    every = {t.index: 1.0 for t in graph.tasks if cost_table(graph, link(1, 1)).task_s(t.index) > 0}
-    found, fast = (
-        simulate(graph, plan, cost_table(graph, device, measured_s=every))
-        for device in (link(d2h_s, h2d_s, min(1.0, both)), link(1e-9, 1e-9))
-    )
-    assert found.step_s == pytest.approx(found.compute_s + found.extra_s + found.stall_s)
-    assert fast.stall_s == pytest.approx(0, abs=1e-4) and found.step_s >= fast.step_s - 1e-4
-    assert found.memory_bytes == fast.memory_bytes
-    assert all(a <= b for a, b in zip(found.start_s, found.start_s[1:], strict=False))
-    nbytes = sum(graph.storages[d.storage].nbytes for d in plan.decisions)
-    assert found.d2h_bytes == found.h2d_bytes == nbytes
-    assert found.step_s >= nbytes / BYTES * max(d2h_s, h2d_s) - 1e-6  # all of it crosses within the step
-    peak = simulate(graph, plan_of(graph), cost_table(graph, link(1, 1))).memory_bytes
-    assert all(a <= b for a, b in zip(found.memory_bytes, peak, strict=True))
-
-
-def hosted(graph, draw):
-    """Drawn places on the host: anything that lasts from the forward into the backward may leave."""
-    for block in graph.blocks:
-        gone = max(block.last, block.saved) + 1
-        if block.kind == "activation" and block.uses and gone <= block.uses[0].task and draw(st.booleans()):
-            release = draw(st.integers(gone, block.uses[0].task))
-            yield Decision(
-                block.storage, "dense", "host", release=release, prefetch=draw(st.integers(release, block.uses[0].task))
-            )
-
-
-@pytest.mark.parametrize("build", [pooled, lambda: forked(3), lambda: chain(7)])
-def test_one_simulator_for_many_plans_is_as_good_as_new(build):
-    graph = build()
-    costs = cost_table(graph, hardware("titanx"), density=0.4)
-    simulator = Simulator(graph, costs)
-    plans = [plan_of(graph), plan_of(graph, policy="plain"), gist(graph), gist(graph, lossy="fp8")]
-    plans += [replace(plans[2], decisions=plans[2].decisions[:n], choices=()) for n in (1, 3, 5)]
-    plans += [replace(plans[0], sub_batches=2), *plans]
-    for plan in plans:
-        assert simulator.run(plan, reserve=7) == simulate(graph, plan, costs, reserve=7)
 
 
 @pytest.mark.parametrize("lossy", [None, "fp8"])
