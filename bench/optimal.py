@@ -74,7 +74,6 @@ def others(
 ) -> dict[str, dict]:
     """Step and peak of every other policy's plan under the budget that is of the class, plain's with gistkit's host; in
     the class ``lossy`` those of Gist with the format, too."""
-    told = costs.hardware.tells_algorithms
     allowed, device = Allowed(fidelity, lossy), costs.hardware
     simulator = Simulator(graph, replace(costs, hardware=replace(device, host_s=device.runtime_host_s)))
     asked: dict[str, tuple[str, str | None]] = {name: (name, None) for name in POLICIES if name != "optimal"}
@@ -85,8 +84,7 @@ def others(
         words = {"fidelity": fidelity, "lossy": narrow, "reserve": 0, "batch_norm": False}
         try:
             plan = made(policy, graph, costs, budget, words)
-            if not told:
-                plan = replace(plan, choices=tuple(replace(c, algorithm="") for c in plan.choices))
+            plan = replace(plan, choices=tuple(replace(c, algorithm="") for c in plan.choices))
             run = simulator.run(plan)
         except (BudgetError, PlanError):
             continue

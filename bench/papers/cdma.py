@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from bench.papers.algorithms import paper_algorithms
 from bench.papers.common import IMPLIED, Row, Sheet, mean, run
 from bench.papers.library_view import library_view
 from bench.papers.networks import TITLES, Captures
@@ -83,7 +84,7 @@ class Compared:
 def compare(graph: SavedGraph, card: str, density: float) -> Compared:
     """One network's step in the library's view under all four."""
     view = library_view(graph)
-    costs = cost_table(view, hardware(card), density=density)
+    costs = cost_table(view, hardware(card), density=density, ways=paper_algorithms)
     plans = {
         "plain": vdnn(view, costs, offload="none", algorithms="p"),
         "vdnn": vdnn(view, costs, algorithms="p"),

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from bench.papers.common import AT_LEAST, AT_MOST, IMPLIED, Row, Sheet, mean, run
-from bench.papers.gist_cases import ENCODINGS, INPLACE, Case
+from bench.papers.gist_cases import BINARIZE, DPR, ENCODINGS, INPLACE, SSDC, Case
 from bench.papers.gist_deep import deep_rows
 from bench.papers.networks import TITLES, Captures, alexnet_2012, overfeat_accurate
 from bench.papers.vdnn_cases import Case as Swapped
 from gistkit.api.profiling import stashed_bytes
 from gistkit.formats import mask1_bytes
-from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 
 BATCH = 64
 DENSITY = 0.353

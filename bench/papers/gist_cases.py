@@ -8,10 +8,11 @@ forward alone. Counted are stashed and immediately consumed feature maps and gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from bench.papers.algorithms import paper_algorithms
 from bench.papers.allocators import dynamic_bytes, feature_maps, investigation_bytes, static_sharing, turn_of
 from bench.papers.library_view import FORWARD_ALONE, library_view
 from gistkit.ir.plan import Decision, Plan
@@ -21,13 +22,13 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.forms.predicted import held
 from gistkit.planning.policies.convolutions import MEMORY, ConvAlgorithms
-from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC, gist_budget
+from gistkit.planning.policies.gist_rules import figured, gist
 from gistkit.planning.policies.registry import plain
 from gistkit.planning.simulate.intervals import Interval
 from gistkit.planning.simulate.simulator import Simulator, simulate
 
-INPLACE = "inplace"
-"""Gist's in-place ReLUs: a matter of the library's view, since gistkit's own plans overwrite nothing."""
+BINARIZE, SSDC, DPR, INPLACE = "binarize", "ssdc", "dpr", "inplace"
+"""Gist's encodings. Its in-place ReLUs are a matter of the library's view: gistkit's own plans overwrite nothing."""
 ENCODINGS = (BINARIZE, SSDC, DPR, INPLACE)
 
 
@@ -105,7 +106,7 @@ class Case:
         return self._costs(library_view(self.graph, inplace=False))
 
     def _costs(self, view: SavedGraph) -> CostTable:
-        return cost_table(view, hardware(self.card), density=self.density)
+        return cost_table(view, hardware(self.card), density=self.density, ways=paper_algorithms)
 
     def _planned(
         self, encodings: Sequence[str], lossy: str | None, *, once: bool = False, both_ways: bool = False
@@ -116,7 +117,7 @@ class Case:
         if tuple(encodings) == (DPR,) and lossy is not None:
             plan = Plan("gist", view.fingerprint, narrowed(view, lossy), ())
         else:
-            plan = as_csr(gist_budget(view, costs, lossy=lossy, encodings=[e for e in encodings if e != INPLACE]))
+            plan = as_csr(gist_with(view, costs, encodings, lossy))
         return decoded_view(view, plan, once), plan, costs
 
     def _footprint(self, view: SavedGraph, plan: Plan, costs: CostTable) -> Footprint:
@@ -129,6 +130,23 @@ class Case:
             optimised=dynamic_bytes(i for i in maps if i.what != "decoded"),
             stashed=stashed_bytes(maps, turn),
         )
+
+
+def gist_with(view: SavedGraph, costs: CostTable, encodings: Collection[str], lossy: str | None = None) -> Plan:
+    """Gist's plan with some of its encodings alone, without rebuilds. Values are narrowed, inside sparse storage too,
+    where DPR is among them. A ReLU that a pool reads keeps its values, unless the view has pool maps."""
+    found = gist(view, lossy=lossy if DPR in encodings else None, densities=costs.densities, rebuild=False)
+    decisions = tuple(d for d in found.decisions if _encoding(d) in (None, *encodings))
+    return figured(view, costs, None, replace(found, decisions=decisions))
+
+
+def _encoding(decision: Decision) -> str | None:
+    """Which of Gist's encodings a decision is; None for what keeps the tensor as it is."""
+    if not decision.form.values or decision.form.made_by_op:
+        return BINARIZE
+    if decision.form.sparse:
+        return SSDC
+    return DPR if decision.form.rounds_to else None
 
 
 def stashed_bytes(maps: Sequence[Interval], turn: int) -> int:

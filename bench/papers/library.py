@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeVar
 
+from bench.papers.algorithms import paper_algorithms
 from bench.papers.library_view import library_view
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.planning.cost.devices import hardware
@@ -24,4 +25,4 @@ class LibraryStep:
     def of(cls: type[Step], graph: SavedGraph, card: str) -> Step:
         """That of a captured step on a preset."""
         view = library_view(graph)
-        return cls(view, cost_table(view, hardware(card)))
+        return cls(view, cost_table(view, hardware(card), ways=paper_algorithms))

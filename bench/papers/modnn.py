@@ -16,13 +16,13 @@ from functools import cached_property
 from bench.papers.baselines import network_wide
 from bench.papers.common import EXACT, GB, IMPLIED, Row, Sheet, mean, run
 from bench.papers.library import LibraryStep
-from bench.papers.modnn_devices import modnn_on_devices, modnn_schedule
+from bench.papers.modnn_devices import modnn_on_devices, modnn_schedule, paper_tdfg
 from bench.papers.networks import TITLES, Captures, vgg101_early
 from gistkit.errors import BudgetError
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import GIB
 from gistkit.planning.policies.modnn.modnn import Schedule
-from gistkit.planning.policies.modnn.sub_batch import PAPER, least_bytes
+from gistkit.planning.policies.modnn.sub_batch import least_bytes
 from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn, vdnn_plus
 from gistkit.planning.simulate.simulator import Simulation, simulate
 
@@ -74,7 +74,7 @@ class Case(LibraryStep):
 
     @cached_property
     def bound_bytes(self) -> int:
-        return least_bytes(self.graph, self.costs, PAPER, batch_norm=True)["reassociated"]
+        return least_bytes(self.graph, self.costs, paper_tdfg, batch_norm=True)["reassociated"]
 
     @cached_property
     def modnn(self) -> Schedule:

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.scale import scaled
+from gistkit.ir.tasks import BACKWARD
 from gistkit.planning.cost.table import CostTable
 from gistkit.planning.policies.modnn.modnn import Schedule, schedule
-from gistkit.planning.policies.modnn.sub_batch import PAPER, choose_sub_batch
+from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, by_key, choose_sub_batch, written_by
 from gistkit.planning.simulate.effects import scaled_costs
 
 
@@ -32,11 +33,29 @@ class OnDevices:
         return self.each.step_s + self.gather_s
 
 
+def paper_tdfg(graph: SavedGraph) -> TDFG:
+    """The paper's rule: a block stays for each task that reads or writes it; weight gradients reside. A
+    block that only backward reads again is not kept by criterion (b), which else would keep it until then."""
+    end, resident_bytes, data = len(graph.tasks), 0, []
+    written = written_by(graph)
+    used = by_key((b, t.index) for t in graph.tasks for b in (*t.reads, *t.writes))
+    for block in graph.blocks:
+        tasks = sorted({*used[block.id], *written[block.id], *(use.task for use in block.uses)})
+        if block.kind in ("weight", "buffer", "weight_gradient") or (block.kind == "input" and block.last >= end):
+            resident_bytes += block.nbytes
+        elif block.nbytes and (tasks or block.last >= end):
+            stays = ((max(block.first, 0), end),) if block.last >= end else tuple((t, t) for t in tasks)
+            again = next((graph.tasks[t].phase for t in tasks if t > block.first), "")
+            fresh = block.first >= 0 and (block.saved < 0 or again != BACKWARD)
+            data.append(Data(block.id, block.nbytes, stays, tuple(written[block.id]), fresh))
+    return TDFG(resident_bytes, tuple(data), tuple(t.transient_bytes for t in graph.tasks))
+
+
 def modnn_schedule(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Schedule:
     """moDNN's schedule by the paper's rule within a budget (None: the device's memory). Batch norms, of which the paper
     says nothing, may see sub-batches. Raises BudgetError below the lower bound."""
     memory_bytes = costs.hardware.memory_bytes if budget_bytes is None else budget_bytes
-    part, _ = choose_sub_batch(graph, costs, memory_bytes, rule=PAPER, batch_norm=True)
+    part, _ = choose_sub_batch(graph, costs, memory_bytes, rule=paper_tdfg, batch_norm=True)
     return schedule(part, memory_bytes)
 
 

@@ -10,16 +10,14 @@ from gistkit.ir.saved_graph import StateTensor
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A call of the planned forward. ``dtype`` and ``shape`` are those of its first result, '' and () without one.
-    ``sources`` are the numbers of the calls that last wrote what it reads, -1 for what the forward was given.
-    ``geometry`` holds the arguments that change what a covered call keeps; None where backward keeps nothing of it."""
+    """A call of the planned forward of which backward keeps something. ``dtype`` and ``shape`` are those of its first
+    result, '' and () without one. ``geometry`` holds the arguments that change what a covered call keeps."""
 
     op: str
     module: str
     dtype: str
     shape: tuple[int, ...]
-    sources: tuple[int, ...]
-    geometry: dict[str, Any] | None = None
+    geometry: dict[str, Any]
 
 
 @dataclass(frozen=True)

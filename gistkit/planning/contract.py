@@ -12,12 +12,11 @@ from typing import Any
 
 from gistkit.capture import GEOMETRY
 from gistkit.errors import PlanMismatchError
-from gistkit.ir import BACKWARD, Call, Contract, PlannedCall, SavedGraph, StateTensor, scaled
+from gistkit.ir import BACKWARD, Contract, PlannedCall, SavedGraph, StateTensor, scaled
 from gistkit.planning.forms import OBSERVERS
 
 AGAIN = "make the plan from this model, in this mode, with a batch of this kind"
 Tensors = tuple[StateTensor, ...]
-Calls = Sequence[PlannedCall]
 
 
 def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
@@ -43,31 +42,19 @@ def task_calls(graph: SavedGraph) -> dict[str, Any]:
 
 
 def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:
-    wrote: dict[int, int] = {}
-    found: list[PlannedCall] = []
-    for call in graph.calls:
-        if call.op in OBSERVERS:
-            continue
-        made = graph.values[call.results[0]] if call.results else None
-        read = (s for s in call.reads if graph.storages[s].kind not in ("parameter", "buffer"))
-        sources = tuple(sorted({wrote.get(s, -1) for s in read}))
-        op = f"{call.op} in place" if call.inplace else call.op
-        result = (made.dtype, made.shape) if made else ("", ())
-        found.append(PlannedCall(op, call.module, *result, sources, _geometry(call)))
-        wrote |= dict.fromkeys(call.writes, len(found) - 1)
-    return tuple(found)
-
-
-def _geometry(call: Call) -> dict[str, Any] | None:
-    known = call.options or {} if call.covered >= 0 else {}
-    names = (name for name in GEOMETRY.get(call.op, ()) if name in known)
-    return {name: known[name] for name in names} if call.covered >= 0 or call.saves else None
-
-
-def _acting(calls: Calls) -> list[PlannedCall]:
     """The calls of which backward keeps something. Of the others a capture of a whole step may see more than one of a
     forward (what a custom function makes, say); their sizes are in ``Contract.storage_bytes``."""
-    return [call for call in calls if call.geometry is not None]
+    found: list[PlannedCall] = []
+    for call in graph.calls:
+        if call.op in OBSERVERS or (call.covered < 0 and not call.saves):
+            continue
+        made = graph.values[call.results[0]] if call.results else None
+        known = call.options or {} if call.covered >= 0 else {}
+        geometry = {name: known[name] for name in GEOMETRY.get(call.op, ()) if name in known}
+        op = f"{call.op} in place" if call.inplace else call.op
+        dtype, shape = (made.dtype, made.shape) if made else ("", ())
+        found.append(PlannedCall(op, call.module, dtype, shape, geometry))
+    return tuple(found)
 
 
 def check_state(contract: Contract, state: Tensors, *, gradients: bool) -> None:
@@ -102,12 +89,10 @@ def check_forward(contract: Contract, graph: SavedGraph) -> None:
     nothing is known."""
     if not contract.known:
         return
-    calls = _calls(graph)
-    _check_geometry(contract, calls)
-    counts = len(_acting(contract.calls)), len(_acting(calls))
-    for what, planned, now in (("calls", *counts), ("storages", len(contract.storage_bytes), len(graph.storages))):
-        if planned != now:
-            raise PlanMismatchError(f"a forward of {planned} {what}", f"one of {now}", AGAIN)
+    _check_calls(contract, graph)
+    planned, now = len(contract.storage_bytes), len(graph.storages)
+    if planned != now:
+        raise PlanMismatchError(f"a forward of {planned} storages", f"one of {now}", AGAIN)
     for storage, most in zip(graph.storages, contract.storage_bytes, strict=True):
         if storage.kind in ("input", "activation") and storage.nbytes > most:
             maker = graph.calls[storage.producer] if storage.producer >= 0 else None
@@ -121,45 +106,34 @@ def check_forward(contract: Contract, graph: SavedGraph) -> None:
 
 def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast: str) -> None:
     """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
-    mode, a call, who needs a gradient, what a call reads. ``autocast``: what is in force, in words. Nothing is raised
-    where the contract does not know the step."""
-    calls = _calls(graph)
+    mode, a call, who needs a gradient. ``autocast``: what is in force, in words. Nothing is raised where the contract
+    does not know the step."""
     if contract.known:
         if contract.training != graph.training:
             planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))
             raise PlanMismatchError(f"a forward in {planned} mode", f"one in {now} mode", AGAIN)
-        _check_calls(contract, calls, autocast)
+        _check_calls(contract, graph, autocast)
         check_state(contract, graph.state, gradients=True)
         check_inputs(contract, inputs)
-        _check_geometry(contract, calls)
-        for i, (expected, got) in enumerate(zip(contract.calls, calls, strict=False)):
-            if expected.sources != got.sources:
-                where = f"call {i}, {_name(got)}, to read the results of"
-                raise PlanMismatchError(f"{where} {_sources(expected, contract.calls)}", _sources(got, calls), AGAIN)
 
 
-def _check_calls(contract: Contract, now: Calls, autocast: str) -> None:
-    """Another op, another dtype, an empty result."""
-    planned = contract.calls
+def _check_calls(contract: Contract, graph: SavedGraph, autocast: str | None = None) -> None:
+    """Another op, other strides, kernels and the like, an empty result. With ``autocast`` another dtype, too."""
+    planned, now = contract.calls, _calls(graph)
     for i, (expected, got) in enumerate(zip_longest(planned, now)):
         texts = _result(i, expected, planned), _result(i, got, now)
         if expected is None or got is None or expected.op != got.op:
             raise PlanMismatchError(*texts, AGAIN)
-        if expected.dtype != got.dtype:
+        if autocast is not None and expected.dtype != got.dtype:
             remedy = f"run it in the planned dtypes, or plan in these ({autocast})"
             if contract.autocast not in ("", autocast):
                 remedy = f"it was planned under {contract.autocast}: run it so, or plan it under {autocast}"
             raise PlanMismatchError(*texts, remedy)
         if 0 in got.shape and 0 not in expected.shape:
             raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
-
-
-def _check_geometry(contract: Contract, now: Calls) -> None:
-    """Other strides, kernels and the like."""
-    for i, (expected, got) in enumerate(zip(_acting(contract.calls), _acting(now), strict=False)):
-        if (expected.op, expected.geometry) != (got.op, got.geometry):
-            planned, given = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
-            raise PlanMismatchError(planned, given, AGAIN)
+        if expected.geometry != got.geometry:
+            there, here = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
+            raise PlanMismatchError(there, here, AGAIN)
 
 
 def _name(call: PlannedCall) -> str:
@@ -167,15 +141,10 @@ def _name(call: PlannedCall) -> str:
 
 
 def _arguments(call: PlannedCall) -> str:
-    return f" ({', '.join(f'{name}={value}' for name, value in call.geometry.items())})" if call.geometry else ""
+    return f" ({', '.join(f'{name}={value}' for name, value in call.geometry.items())})"
 
 
-def _result(index: int, call: PlannedCall | None, calls: Calls) -> str:
+def _result(index: int, call: PlannedCall | None, calls: Sequence[PlannedCall]) -> str:
     if call is not None:
         return f"call {index} to be {_name(call)}{f' making {call.dtype} of shape {call.shape}' if call.dtype else ''}"
     return f"the end after call {index - 1}, {_name(calls[-1])}" if calls else "a forward without a call"
-
-
-def _sources(call: PlannedCall, calls: Calls) -> str:
-    named = (f"call {i}, {_name(calls[i])}" if i >= 0 else "what the forward was given" for i in call.sources)
-    return " and ".join(named) or "none"

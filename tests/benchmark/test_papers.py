@@ -9,12 +9,11 @@ import pytest
 from bench.papers import cdma, measured, page
 from bench.papers.baselines import gradient_maps, most_at_once, network_wide
 from bench.papers.common import AT_LEAST, AT_MOST, PAPERS, ROOT, Sheet, path_of, read, write
-from bench.papers.gist_cases import INPLACE
+from bench.papers.gist_cases import BINARIZE, DPR, INPLACE, SSDC
 from bench.papers.gist_cases import Case as Encoded
 from bench.papers.library_view import library_view
 from bench.papers.networks import Captures
 from bench.papers.vdnn_cases import Case as Managed
-from gistkit.planning.policies.gist_rules import BINARIZE, DPR, SSDC
 from tests.support.step_graphs import chain
 
 SHEET = Sheet("vdnn", "titanx", "abc", "2026-01-01")

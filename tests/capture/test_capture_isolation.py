@@ -8,13 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gistkit.capture.entry import capture
 from gistkit.errors import CaptureError
-from tests.support.graphs import Apply, captured, conv, fake_batch, ops, the  # fmt: skip
+from tests.support.graphs import Apply, captured, conv, fake_batch, ops  # fmt: skip
 
 
 @pytest.mark.parametrize("fake", [True, False])
@@ -89,31 +88,6 @@ def test_a_loss_that_knows_the_model_leaves_every_gradient_as_it_is():
     assert (kinds["weight"], kinds["input"]) == (4, 2), "one model, the copy; beside it the batch and the scale"
     read = {b for t in first.tasks if t.op == "loss" for b in t.reads}
     assert read.issuperset(b.id for b in first.blocks if b.kind == "weight")
-
-
-def test_keyword_arguments_and_gradients_switched_off_outside():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = conv()
-
-        def forward(self, x, *, mask=None, scale=1):
-            return F.relu(self.conv(x) * mask["m"]) * scale
-
-    with torch.no_grad():
-        graph = capture(Two(), (torch.randn(2, 8, 4, 4),), {"mask": {"m": torch.ones(4, 4)}, "scale": 2})
-    assert ops(graph, covered_only=True) == ["conv2d", "relu"]
-    assert [s.kind for s in graph.kept() if s.shape == (4, 4)] == ["input"]
-
-
-def test_inputs_that_need_gradients_and_inputs_given_twice():
-    outside = conv()(torch.randn(2, 8, 16, 16))
-    model = Apply(lambda m, x, y: m[0](F.relu(x, inplace=True)) + y, conv())
-    graph = capture(model, (outside, outside))
-    entry = the(graph, "relu")
-    assert graph.storages[entry.reads[0]].kind == "input" and entry.inplace
-    assert the(graph, "add").operands[1] == entry.results[0], "the same tensor, after the write"
-    assert outside._version == 0 and ops(graph) == ["relu", "conv2d", "add"]
 
 
 def branching(m, x):

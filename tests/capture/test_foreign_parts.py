@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
-from tests.support.foreign_cases import assert_same, made, peak, plan, traced
+from tests.support.foreign_cases import assert_same, made, plan, traced
 from tests.support.planning_cases import T, X
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "error::UserWarning")
@@ -58,11 +58,3 @@ def test_a_part_that_python_does_not_run_is_not_planned(kind, part):
         given(X)
     if kind != "compiled":
         assert_same(made(part), gistkit.compress(model))
-
-
-def test_a_model_compiled_in_place_runs_eagerly():
-    model, plain = made(), made()
-    model.compile(backend="eager")
-    found = plan(model, budget="90%")
-    assert_same(plain, gistkit.compress(model, found))
-    assert peak(model) <= found.peak_bytes

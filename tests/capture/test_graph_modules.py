@@ -11,7 +11,7 @@ from torch import fx, nn
 
 import gistkit
 from gistkit.capture.twin import plain_copy
-from tests.support.foreign_cases import assert_same, made, peak, plan
+from tests.support.foreign_cases import assert_same, made, plan
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.planning_cases import T, X
 
@@ -20,22 +20,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning
 
 def graphs(model):
     return fx.symbolic_trace(model)
-
-
-def inside(_):
-    return made(fx.symbolic_trace)
-
-
-@pytest.mark.parametrize("make", [graphs, inside])
-@pytest.mark.parametrize("words", [None, {"budget": "85%"}])
-def test_a_graph_module_is_a_module(make, words):
-    model = make(made())
-    found = None if words is None else plan(model, **words)
-    twin = gistkit.compress(copy.deepcopy(model), found)
-    if found is not None:
-        assert peak(gistkit.compress(copy.deepcopy(model), found)) <= found.peak_bytes
-    assert_same(model, twin)
-    assert gistkit.report(twin)
 
 
 def test_a_compressed_graph_module_is_restored_before_it_is_copied():
@@ -52,15 +36,6 @@ def test_a_compressed_graph_module_is_restored_before_it_is_copied():
     assert_same(copy.deepcopy(plain), model)
     assert vars(gistkit.restore(model)).keys() == vars(plain).keys()
     pickle.loads(pickle.dumps(model))
-
-
-@pytest.mark.parametrize("make", [made, lambda: graphs(made())])
-def test_compiled_around_a_compressed_module_it_runs_eagerly(make):
-    plain, model = make(), make()
-    found = plan(model, budget="85%")
-    around: Any = torch.compile(gistkit.compress(model, found), backend="eager")
-    assert_same(plain, around)
-    assert peak(around) <= found.peak_bytes
 
 
 def test_a_graph_module_is_captured_with_all_that_it_has():

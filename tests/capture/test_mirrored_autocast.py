@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import gistkit
-from gistkit.capture.isolation import MirroredAutocast
 
 
 def net():
@@ -37,28 +36,3 @@ def test_a_plan_under_the_devices_autocast_is_that_of_its_narrow_tensors(cuda_au
     assert made.peak_bytes == expected.peak_bytes
     assert made.prediction.plain_peak_bytes == expected.prediction.plain_peak_bytes
     assert made.prediction.plain_peak_bytes < on_meta().prediction.plain_peak_bytes
-
-
-class Inside(nn.Module):
-    """A forward that turns its device's autocast on and off by itself, for a part."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.seen = []
-
-    def forward(self, x):
-        torch.set_autocast_enabled("cuda", True)
-        x = self.first(x)
-        torch.set_autocast_enabled("cuda", False)
-        self.seen += [x.dtype, self.second(x.float()).dtype]
-        return x
-
-
-def test_contexts_inside_the_model_are_followed_and_the_cpus_is_put_back():
-    model, before = Inside(), (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-    dtype = torch.get_autocast_dtype("cuda")
-    with MirroredAutocast("cuda"):
-        model(torch.randn(2, 4))
-    assert model.seen == [dtype, torch.float32]
-    assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == before

@@ -1,11 +1,8 @@
 """Layers of a step, and the step as the papers' libraries ran it."""
 
 import pytest
-import torch
-from torch import nn
 
 from bench.papers.library_view import FORWARD_ALONE, library_view
-from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import layers
 from gistkit.ir.saved_graph import SavedGraph
 from tests.support.step_graphs import Step, chain, forked, pooled
@@ -59,34 +56,6 @@ def test_activations_run_in_place_both_ways():
     assert kept(view) == kept(graph)
     apart = library_view(graph, inplace=False)
     assert layers(apart)[1].x != layers(apart)[1].y
-
-
-@pytest.mark.parametrize("norm_first", (True, False))
-def test_an_x_that_backward_needs_is_not_overwritten(norm_first):
-    step = Step()
-    x = step.batch_norm(step.conv(step.input(3, 8, 8), 4))
-    ops = [step.batch_norm, step.relu] if norm_first else [step.relu, step.batch_norm]
-    graph = step.finish(step.add(*[op(x) for op in ops]))  # the norm keeps its input, the ReLU's input
-    relu = next(layer for layer in layers(library_view(graph)) if layer.kind == "ACTV")
-    assert relu.x != relu.y
-
-
-def test_local_response_norm_is_one_kernel_each_way():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(True), nn.LocalResponseNorm(5), nn.Conv2d(8, 8, 3))
-    graph = capture(model, (torch.empty(2, 3, 12, 12),), backward=True)
-    view = library_view(graph)
-    norm = next(layer for layer in layers(view) if layer.kind == "LRN")
-    maps = 2 * 8 * 10 * 10 * 4
-    assert norm.own == () and len(norm.x) == len(norm.y) == 1
-    assert [b.nbytes for b in (*map(view.blocks.__getitem__, (*norm.x, *norm.y)),)] == [maps, maps]
-    *empty, last = (view.tasks[t] for t in norm.backward)
-    assert empty and all(t.moved_bytes == t.flops == t.transient_bytes == 0 for t in empty)
-    assert last.moved_bytes == 4 * maps
-    for block in (*norm.x, *norm.y):
-        assert last.index in [u.task for u in view.blocks[block].uses]
-    assert sum(kept(view).values()) == sum(kept(graph).values()) - 2 * maps  # the power's and the quotient's operands
-    made = [b for b in view.blocks if b.kind == "gradient" and norm.backward[0] <= b.first <= norm.backward[-1]]
-    assert [(b.first, b.nbytes) for b in made] == [(last.index, maps)]
 
 
 @pytest.mark.parametrize("make", (pooled, forked, chain))

@@ -1,27 +1,21 @@
-"""Whatever one decision of a plan is changed to: the step ends in an error of gistkit's, or its bits are PyTorch's."""
+"""Which decisions a plan may hold: every form that the judge allows is carried out to the bit, every other refused."""
 
 import copy
-import functools
-import warnings
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import gistkit
 from gistkit.api.planning import plan_graph
-from gistkit.errors import BudgetError, BudgetWarning, GistError, PlanError
+from gistkit.errors import BudgetError, PlanError
 from gistkit.ir.forms import FORMS, RERUN
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import Judge, check_decisions
 from gistkit.planning.policies.registry import POLICIES
-from tests.support.models import UNet
-from tests.support.plan_cases import LINKED, Small, captured, data, loss_of, made, same, step
+from tests.support.plan_cases import captured, data, loss_of, made, same, step
 
 
 class Residual(nn.Module):
@@ -39,77 +33,10 @@ class Residual(nn.Module):
         return self.head(F.dropout(F.silu(y), 0.3).mean((2, 3)))
 
 
-MODELS = {"residual": Residual, "small": Small}
-WORDS: tuple[dict[str, Any], ...] = (
-    {"policy": "gist"},
-    {"policy": "checkpoint"},
-    {"budget": "60%"},
-    {"budget": "45%", "density": 0.5},
-)
-EXACT = [name for name, form in FORMS.items() if not form.rounds_to]
-
-
-@functools.cache
-def case(name, number, hardware):
-    torch.manual_seed(0)
-    model = MODELS[name]().train()
-    x, y = data()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BudgetWarning)
-        easy: dict[str, Any] = {"budget": "90%"}
-        for words in WORDS[number], WORDS[-1], easy:  # what the model can do with
-            try:
-                plan = gistkit.plan(model, x, y, loss_fn=loss_of, hardware=LINKED if hardware else "cpu", **words)
-                break
-            except BudgetError:
-                continue
-    return model, plan, step(copy.deepcopy(model), x, y)
-
-
-FIELDS = ("codec", "place", "mask", "sources", "recipe", "release", "prefetch", "storage", "offload")
-
-
-def changed(draw, plan):
-    """The plan with one to three fields of one decision as another file might have them."""
-    i = draw(st.integers(0, len(plan.decisions) - 1))
-    other = plan.decisions[draw(st.integers(0, len(plan.decisions) - 1))]
-    words = {}
-    for name in draw(st.lists(st.sampled_from(FIELDS), min_size=1, max_size=3, unique=True)):
-        words[name] = {
-            "codec": st.sampled_from(EXACT),
-            "place": st.sampled_from(("device", "host", "nowhere")),
-            "mask": st.booleans(),
-            "storage": st.integers(0, 2 * len(plan.decisions)),
-        }.get(name, st.sampled_from((getattr(other, name), getattr(Decision(0, "dense"), name))))
-    found = replace(plan.decisions[i], **{name: draw(kind) for name, kind in words.items()})
-    return replace(plan, decisions=(*plan.decisions[:i], found, *plan.decisions[i + 1 :]))
-
-
-def attempt(model, plan, expected):
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", BudgetWarning)
-            got = step(gistkit.compress(copy.deepcopy(model), plan), *data())
-    except GistError:
-        return
-    assert same(got, expected), plan.decisions
-
-
-@settings(deadline=None, max_examples=6, derandomize=True)
-@given(st.data(), st.sampled_from(sorted(MODELS)), st.integers(0, len(WORDS) - 2), st.booleans())
-def test_an_edited_decision_is_an_error_or_exact(drawn, name, number, hardware):
-    model, plan, expected = case(name, number, hardware)
-    if not plan.decisions:
-        return
-    for _ in range(3):
-        attempt(model, changed(drawn.draw, plan), expected)
-
-
-@pytest.mark.parametrize("model", [Residual, UNet])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_what_policies_decide_is_legal(model, policy):
+def test_what_policies_decide_is_legal(policy):
     torch.manual_seed(0)
-    model, (x, y) = model().train(), data()
+    model, (x, y) = Residual().train(), data()
     graph, costs = captured(model, x, y)
     running = gistkit.capture(model, (x,))
     for words in ({}, {"fidelity": "lossy", "lossy": "fp8"}):
@@ -125,6 +52,7 @@ def test_every_allowed_form_is_carried_out_and_no_other():
     model, (x, y) = Residual().train(), data()
     graph, _ = captured(model, x, y)
     judge, expected = Judge(gistkit.capture(model, (x,))), step(copy.deepcopy(model), x, y)
+    seen = set()
     for s in judge.graph.kept():
         allowed = {d.codec: d for d in judge.allowed(s.id)}
         assert "dense" in allowed and all(d.reason for d in allowed.values())
@@ -132,7 +60,9 @@ def test_every_allowed_form_is_carried_out_and_no_other():
             decision = allowed.get(name, Decision(s.id, name, "device" if form.payload else "nowhere"))
             assert (judge.refusal(decision, {}.get) == "") == (name in allowed), (s, name)
         exact = [d for d in allowed.values() if not d.form.rounds_to and d.form.returns != RERUN]
-        for decision in exact:
+        maker = judge.graph.calls[s.producer].op if s.producer >= 0 else ""
+        for decision in (d for d in exact if (d.codec, maker) not in seen):
+            seen.add((decision.codec, maker))
             plan = made(graph, [decision])
             assert same(step(gistkit.compress(copy.deepcopy(model), plan), x, y), expected), decision
 
@@ -145,6 +75,7 @@ def test_every_reason_is_told():
     torch.manual_seed(0)
     model, (x, y) = Residual().train(), data()
     graph, _ = captured(model, x, y)
+    running = gistkit.capture(model, (x,))
     relu, conv = storage_of(graph, "relu", 1), storage_of(graph, "conv2d", 1)
     (pool,) = (s.storage for c in graph.calls if c.op == "max_pool2d" for s in c.saves if s.dtype == "int64")
     plan = gistkit.plan(model, x, y, loss_fn=loss_of, policy="gist")
@@ -165,4 +96,4 @@ def test_every_reason_is_told():
     for decision, text in cases:
         plan = made(graph, [decision], fidelity="lossy")
         with pytest.raises(PlanError, match=rf"plan is damaged: storage {decision.storage} \(.*: .*{text}.*plan again"):
-            step(gistkit.compress(copy.deepcopy(model), plan), x, y)
+            check_decisions(plan, running)

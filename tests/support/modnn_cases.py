@@ -5,7 +5,7 @@ from dataclasses import replace
 from gistkit.planning.cost.algorithms import Algorithm
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.sub_batch import PLAN, TDFG, Data, Part, least_bytes
+from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, Part, least_bytes
 from gistkit.planning.policies.registry import plain
 from tests.support.step_graphs import chain, forked, pooled
 
@@ -40,7 +40,7 @@ def part(seconds, *found, algorithms=None, resident=0, transient=None, size=1, p
     return Part(parts, size, tdfg, CostTable(HAND_MADE, tuple(known), {}))
 
 
-def budget_between(graph, costs, share, rule=PLAN, fidelity="reassociated"):
+def budget_between(graph, costs, share, rule=None, fidelity="reassociated"):
     """A budget between the least and plain PyTorch's peak, sub-batches of batch norms accepted."""
     least = least_bytes(graph, costs, rule, batch_norm=True)[fidelity]
     return least + int(share * max(0, plain(graph, costs).peak_bytes - least))

@@ -8,14 +8,14 @@ launch (vDNN and moDNN profile instead: give ``measured_s``). Seconds of codecs 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gistkit.codecs import Sparse, dtype_of
 from gistkit.codecs import codec as find_codec
 from gistkit.formats import item_bytes
 from gistkit.ir import FORMS, STAY, Reading, SavedGraph, Task
-from gistkit.planning.cost.algorithms import Algorithm, arithmetic_rate, conv_algorithms
+from gistkit.planning.cost.algorithms import Algorithm, arithmetic_rate, default_algorithm
 from gistkit.planning.cost.codec_costs import RELU_BACKWARD_PASSES, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import Hardware
@@ -31,24 +31,40 @@ once. Max-pools with int64 indices: measured on an H200 (layer benchmark, fp32),
 backward. Batch norm reads its input twice, and in backward the gradient too."""
 
 
+def task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
+    """What PyTorch is taken to run for a task: one algorithm, unnamed but of a convolution."""
+    if task.conv is not None:
+        return (default_algorithm(task, hardware),)
+    rate = arithmetic_rate(hardware, task.dtype, conv=task.op.startswith("conv"))
+    efficiency = OP_EFFICIENCY.get((task.op, task.phase), 1.0) if hardware.async_counts else 1.0
+    moved_s = task.moved_bytes / (hardware.memory_gbps * 1e9 * efficiency)
+    # What moves nothing and computes nothing (a view, a reshape) launches nothing.
+    launch_s = hardware.launch_s if task.moved_bytes or task.flops else 0.0
+    return (Algorithm("", max(task.flops / rate, moved_s, launch_s), 0),)
+
+
+Ways = Callable[[Task, Hardware], tuple[Algorithm, ...]]
+
+
 @dataclass(frozen=True)
 class CostTable:
     """What everything costs on one device.
 
     ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
-    storage of the SavedGraph, for those that may hold zeros.
+    storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the algorithms of any task.
     """
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]
     densities: Mapping[int, float]
+    ways: Ways = task_algorithms
 
     def task_s(self, task: int, algorithm: str = "") -> float:
-        """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
+        """Seconds of a task, by default under its first algorithm."""
         return self._algorithm(task, algorithm).seconds
 
     def workspace_bytes(self, task: int, algorithm: str = "") -> int:
-        """Workspace of a task, by default under its first algorithm. Raises ValueError for one it has not."""
+        """Workspace of a task, by default under its first algorithm."""
         return self._algorithm(task, algorithm).workspace_bytes
 
     def memory_optimal(self, task: int) -> str:
@@ -60,14 +76,7 @@ class CostTable:
         return min(self.algorithms[task], key=lambda a: (a.seconds, a.workspace_bytes)).name
 
     def _algorithm(self, task: int, name: str) -> Algorithm:
-        known = self.algorithms[task]
-        for algorithm in known:
-            if name in ("", algorithm.name):
-                return algorithm
-        raise ValueError(
-            f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
-            "leave it '' for the default"
-        )
+        return next(a for a in self.algorithms[task] if name in ("", a.name))
 
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
         """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
@@ -76,10 +85,9 @@ class CostTable:
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
         """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
-        takes beside scratch and payload. Raises ValueError for any other codec."""
+        takes beside scratch and payload."""
         kind, form = dtype_of(dtype), find_codec(codec)
-        if not isinstance(form, Sparse):
-            raise ValueError(f"codec {codec!r} has no scratch, as its payload's size is known; ask for payload_bytes")
+        assert isinstance(form, Sparse), codec
         n = nbytes // kind.itemsize
         return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
@@ -119,11 +127,6 @@ class CostTable:
         launch_s = self.hardware.launch_s if FORMS[codec].sparse else 0.0
         return self._traffic_s(extra * nbytes) + launch_s
 
-    def slowed(self, task: Task) -> float:
-        """The share by which a transfer beside a task makes it longer: of those alone that moving bytes bounds."""
-        flops_s = task.flops / arithmetic_rate(self.hardware, task.dtype, conv=task.op.startswith("conv"))
-        return self.hardware.link_interference if self._traffic_s(task.moved_bytes) >= flops_s else 0.0
-
     def copy_s(self, nbytes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""
         return self._traffic_s(nbytes) + self.hardware.launch_s
@@ -160,13 +163,15 @@ def cost_table(
     density: float | Mapping[int, float] | None = None,
     measured_s: Mapping[int, float] | None = None,
     workspace_bytes: Mapping[int, int] | None = None,
+    ways: Ways = task_algorithms,
 ) -> CostTable:
     """The costs of a captured step (``capture(..., backward=True)``) on a device.
 
     ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
     zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
     the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which
-    have no other algorithm then. Raises ValueError for the density of a storage that the graph has not.
+    have no other algorithm then. ``ways``: as in :class:`CostTable`. Raises ValueError for the density of a storage
+    that the graph has not.
     """
     unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
     if unknown:
@@ -176,24 +181,13 @@ def cost_table(
         )
     algorithms = []
     for task in graph.tasks:
-        known = _task_algorithms(task, hardware)
+        known = ways(task, hardware)
         if measured_s and task.index in measured_s:
             known = _scaled(known, measured_s[task.index])
         if workspace_bytes and task.index in workspace_bytes:
             known = (Algorithm("default", known[0].seconds, workspace_bytes[task.index]),)
         algorithms.append(known)
-    return CostTable(hardware, tuple(algorithms), _densities(graph, density))
-
-
-def _task_algorithms(task: Task, hardware: Hardware) -> tuple[Algorithm, ...]:
-    if task.conv is not None:
-        return conv_algorithms(task, hardware)
-    rate = arithmetic_rate(hardware, task.dtype, conv=task.op.startswith("conv"))
-    efficiency = OP_EFFICIENCY.get((task.op, task.phase), 1.0) if hardware.async_counts else 1.0
-    moved_s = task.moved_bytes / (hardware.memory_gbps * 1e9 * efficiency)
-    # What moves nothing and computes nothing (a view, a reshape) launches nothing.
-    launch_s = hardware.launch_s if task.moved_bytes or task.flops else 0.0
-    return (Algorithm("", max(task.flops / rate, moved_s, launch_s), 0),)
+    return CostTable(hardware, tuple(algorithms), _densities(graph, density), ways)
 
 
 def _scaled(known: tuple[Algorithm, ...], seconds: float) -> tuple[Algorithm, ...]:

@@ -17,7 +17,7 @@ Where it departs from the paper:
 - What backward reads decides, not the pair of layers (Table I): a ReLU before an average pool is a mask too, and one
   before a linear layer is sparse.
 - DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it
-  (:mod:`gistkit.planning.forms.lossy`). A ReLU's narrow output has its mask beside it: what was flushed to zero still
+  (:mod:`gistkit.planning.forms.readers`). A ReLU's narrow output has its mask beside it: what was flushed to zero still
   passes its gradient. What is rebuilt from rounded values goes to such readers only.
 - An encoding is taken where it saves a twentieth, of tensors of at least 4 KiB; the paper encodes every pair, early
   minibatches with few zeros too (V-E).
@@ -26,11 +26,11 @@ Where it departs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gistkit.formats import Lossy, narrow_of
-from gistkit.ir import OPERATORS, Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
+from gistkit.ir import Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
 from gistkit.planning.cost import CostTable, Densities
 from gistkit.planning.forms import (
     MAX_DEPTH,
@@ -47,9 +47,6 @@ from gistkit.planning.forms import (
     rounded,
 )  # fmt: skip
 
-BINARIZE, SSDC, DPR, REBUILD = "binarize", "ssdc", "dpr", "rebuild"
-ENCODINGS = (BINARIZE, SSDC, DPR, REBUILD)
-"""The paper's, and ``rebuild``, which goes beyond it."""
 PAYS = 0.95
 """An encoding has to save a twentieth of the dense bytes to be worth its two passes."""
 
@@ -84,50 +81,23 @@ def gist(
     )
 
 
-def gist_budget(
-    graph: SavedGraph,
-    costs: CostTable,
-    budget_bytes: int | None = None,
-    *,
-    lossy: Lossy = None,
-    encodings: Iterable[str] = ENCODINGS,
-) -> Plan:
-    """Gist's plan, lossless or with the given narrow format, with peak and seconds.
+def gist_budget(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, lossy: Lossy = None) -> Plan:
+    """Gist's plan, lossless or with the given narrow format, with peak and seconds. Raises ValueError for an unknown
+    format."""
+    return figured(graph, costs, budget_bytes, gist(graph, lossy=lossy, densities=costs.densities))
 
-    ``encodings`` are those it may use; values are narrowed, inside sparse storage too, where ``dpr`` is among them. On
-    a library's view a ReLU that a pool reads keeps its values, unless the view has pool maps
-    (``library_view(maps=True)``). Raises ValueError for an unknown format.
-    """
-    allowed = tuple(encodings)
-    check_lossy(lossy)
-    narrow_to = lossy if DPR in allowed else None
-    found = gist(graph, lossy=narrow_to, densities=costs.densities, rebuild=REBUILD in allowed)
+
+def figured(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan) -> Plan:
+    """Gist's plan with peak and seconds: its decisions of blocks that the step keeps, with values where its backward
+    reads them."""
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
-    decisions = tuple(d for d in found.decisions if _holds(d, blocks.get(d.storage), allowed))
-    choices = call_choices(Reading(graph), {d.storage: d for d in decisions})
-    details = {"lossy": lossy, "encodings": list(allowed)}
-    fidelity = "lossy" if any(d.form.rounds_to for d in decisions) else "bitwise"
-    return make_plan("gist", graph, costs, budget_bytes, decisions, choices, details=details, fidelity=fidelity)
+    taken = tuple(d for d in found.decisions if d.storage in blocks and _holds(d, blocks[d.storage]))
+    choices = call_choices(Reading(graph), {d.storage: d for d in taken})
+    fidelity = "lossy" if any(d.form.rounds_to for d in taken) else "bitwise"
+    return make_plan("gist", graph, costs, budget_bytes, taken, choices, details=found.details, fidelity=fidelity)
 
 
-def _encoding(decision: Decision) -> str | None:
-    """Which of Gist's encodings a decision is; None for what keeps the tensor as it is."""
-    form = decision.form
-    if not form.values or form.made_by_op:
-        return BINARIZE
-    if form.sparse:
-        return SSDC
-    if form.returns == OPERATORS:
-        return REBUILD
-    return DPR if form.rounds_to else None
-
-
-def _holds(decision: Decision, block: Block | None, allowed: tuple[str, ...]) -> bool:
-    """Whether a decision may be taken: an encoding that is allowed, of a block that the step keeps, with values where
-    its backward reads them."""
-    encoding = _encoding(decision)
-    if block is None or (encoding is not None and encoding not in allowed):
-        return False
+def _holds(decision: Decision, block: Block) -> bool:
     return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
 
 

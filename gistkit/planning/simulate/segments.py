@@ -42,7 +42,8 @@ def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], De
 
 @dataclass(frozen=True)
 class Segment:
-    """``blocks`` come back before task ``start`` through the forward ``tasks``, which start from ``needs``.
+    """``blocks`` come back from the storages ``sources`` before task ``start``, through the forward ``tasks``, which
+    start from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
     afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
@@ -50,6 +51,7 @@ class Segment:
     reads the shape only, so they are gone again when the rerun ends.
     """
 
+    sources: tuple[int, ...]
     start: int
     blocks: tuple[int, ...]
     tasks: tuple[int, ...]
@@ -71,15 +73,14 @@ def segments(
     decisions: Sequence[Decision],
     index: StepIndex,
     decided: Mapping[int, Decision],
-    also: Mapping[int, Iterable[int]] | None = None,
 ) -> tuple[Segment, ...]:
-    """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block, ``also`` the
-    tasks, by block, that need values besides the block's own uses. Raises PlanError for a storage that backward does
-    not need, for one that no task of the step makes, and for sources that are not kept."""
+    """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block. Raises
+    PlanError for a storage that backward does not need, for one that no task of the step makes, and for sources that
+    are not kept."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for decision in decisions:
         groups[decision.sources].append(index.block(decision.storage).id)
-    return tuple(_segment(sorted(blocks), sources, index, decided, also or {}) for sources, blocks in groups.items())
+    return tuple(_segment(sorted(blocks), sources, index, decided) for sources, blocks in groups.items())
 
 
 def _segment(
@@ -87,11 +88,10 @@ def _segment(
     sources: tuple[int, ...],
     index: StepIndex,
     decided: Mapping[int, Decision],
-    also: Mapping[int, Iterable[int]],
 ) -> Segment:
     graph = index.graph
     names = [graph.blocks[b].storage for b in blocks]
-    read_at = {b: [*also.get(b, ()), *_own_uses(b, index, decided)] for b in blocks}
+    read_at = {b: _own_uses(b, index, decided) for b in blocks}
     holders = [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
     start = min((t for tasks in read_at.values() for t in tasks), default=min(holders, default=-1))
     if start < 0:
@@ -110,7 +110,9 @@ def _segment(
             raise PlanError(f"storage {storage}: recompute, but no task of the forward makes it; keep it")
     needs = starts | {b for b in found.needs if graph.blocks[b].kind not in STATIC}
     unread = tuple(b for b in blocks if not read_at[b])
-    return decoding(Segment(start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index)
+    return decoding(
+        Segment(sources, start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index
+    )
 
 
 def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:

@@ -13,12 +13,6 @@ FILES = sorted(RESULTS.glob("2026-11-20-h200-layers*.jsonl"))
 H200 = CostTable(PRESETS["h200"], (), {})
 
 
-def row(size_mib, seconds, direction="encode", density=0.5, case="zvc", dtype="float32"):
-    told = {"kind": "layer", "family": "codec", "gpu": "a", "torch": "b", "triton": "c", "copy_gbps": 1000.0}
-    named = {"case": case, "direction": direction, "dtype": dtype, "density": density}
-    return {**told, **named, "size_mib": size_mib, "median_s": seconds}
-
-
 def test_the_tables_are_made_of_the_checked_in_rows():
     rows = [r for path in FILES for r in read(path, "layer")]
     assert len({r["size_mib"] for r in rows}) == 3

@@ -28,12 +28,6 @@ def test_json_both_ways(name):
     assert Hardware.from_json(PRESETS[name].to_json()) == PRESETS[name]
 
 
-def test_a_file_from_before_a_figure_was_measured_loads():
-    older = json.loads(PRESETS["h200"].to_json())
-    del older["link_interference"]
-    assert Hardware.from_json(json.dumps(older)) == PRESETS["h200"] and PRESETS["h200"].link_interference == 0
-
-
 def test_what_hardware_takes(tmp_path):
     mine = replace(PRESETS["k40m"], name="mine")
     path = tmp_path / "mine.json"
@@ -73,21 +67,16 @@ def test_a_corrupt_file(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("field", "value", "demand"),
     [
-        ("name", "", "a text that is not empty"),
-        ("memory_bytes", 0, r"a whole number of bytes above 0 and below 2\*\*50"),
-        ("memory_gbps", float("nan"), "a number above 0"),
-        ("memory_gbps", 3.36e11, "a number above 0 and at most"),
-        ("d2h_gbps", -1.0, "a number of at least 0"),
-        ("d2h_gbps", 0.0, "all above 0, or all 0 where there is no link"),
-        ("both_gbps", 60.0, "at most the sum of both directions"),
-        ("launch_s", 8, "a number of at least 0 and at most 1"),
-        ("runtime_host_s", 107.0, "a number of at least 0 and at most 1"),
-        ("flops", {"bfloat16": 1e12}, "a mapping of dtype names to rates with 'float32' among them"),
-        ("flops", {"float32": float("inf")}, r"a number above 0 and at most 1e\+18"),
+        ("name", "", "expected `str` of length >= 1"),
+        ("memory_gbps", 3.36e11, "expected `float` <= 1000000.0"),
+        ("launch_s", 8, "expected `float` <= 1.0"),
+        ("d2h_gbps", 0.0, "must be all above 0, or all 0 where there is no link"),
+        ("both_gbps", 60.0, "must be at most the sum of both directions"),
+        ("flops", {"bfloat16": 1e12}, "must be a mapping of dtype names to rates with 'float32' among them"),
     ],
 )
 def test_absurd_values(field, value, demand):
     # A launch of 8 s, a bandwidth in bytes instead of GB: units mistaken by whoever wrote the file.
-    with pytest.raises(ValueError, match=rf"^hardware: .*{field.split('_')[0]}.* must be {demand}.*, got ") as raised:
-        replace(PRESETS["titanx"], **{field: value})
-    assert str(raised.value).endswith(f"take a preset ({PRESET_NAMES}) or run `gistkit calibrate`")
+    raw = json.loads(PRESETS["titanx"].to_json()) | {field: value}
+    with pytest.raises(ValueError, match=rf"^hardware: .*{field}.* {demand}.*`gistkit calibrate`$"):
+        Hardware.from_json(json.dumps(raw))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from bench.papers.algorithms import paper_algorithms
 from bench.papers.cdma import with_engine, zvc_ratio
 from bench.papers.library_view import library_view
 from gistkit.ir.tasks import Block
@@ -55,7 +56,7 @@ def test_each_tensor_is_decided_by_itself():
 
 def test_cdma_keeps_vdnns_schedule_and_moves_fewer_bytes_in_less_time():
     graph = library_view(chain(layers=4, size=64, channels=16))
-    costs = cost_table(graph, replace(hardware("titanx"), launch_s=0.0), density=0.2)
+    costs = cost_table(graph, replace(hardware("titanx"), launch_s=0.0), density=0.2, ways=paper_algorithms)
     raw = vdnn_all(graph, costs, algorithms="p")
     on = with_engine(costs)
     packed = cdma(graph, on)

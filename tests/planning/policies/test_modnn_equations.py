@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.papers.modnn_devices import paper_tdfg as paper_rule
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.memory import Memory, MemoryMap, offload_delay_s
-from gistkit.planning.policies.modnn.sub_batch import PAPER, PLAN, lower_bound, next_size, parts_of, sub_batch
+from gistkit.planning.policies.modnn.sub_batch import lower_bound, next_size, parts_of, sub_batch
 from tests.support import modnn_cases as hand
 from tests.support.modnn_cases import FAST_LINK
 from tests.support.step_graphs import chain
@@ -104,13 +105,13 @@ def test_stays_of_a_chain_under_both_rules():
     # conv0 relu1 conv2 relu3 mean4 | mean5 relu6 conv2.weight7 conv2.input8 relu9 conv0.weight10
     graph = chain(layers=2)
     block = next(b for b in graph.blocks if b.first == 1)
-    (plan, plan_tdfg), (paper, paper_tdfg) = stays(graph, PLAN), stays(graph, PAPER)
+    (plan, plan_tdfg), (paper, paper_tdfg) = stays(graph, None), stays(graph, paper_rule)
     assert plan[block.id] == ((1, 2), (7, 9))
     assert paper[block.id] == ((1, 1), (2, 2), (7, 7), (9, 9))
     always = sum(b.nbytes for b in graph.blocks if b.kind in ("weight", "buffer", "input"))
     gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
     summed = always + sum(b.nbytes for b in gradients)
-    assert paper_tdfg.resident_bytes == summed == stays(graph, PLAN, parts=2)[1].resident_bytes
+    assert paper_tdfg.resident_bytes == summed == stays(graph, None, parts=2)[1].resident_bytes
     # Of a whole batch each is there from the task on that makes it, and never leaves.
     assert plan_tdfg.resident_bytes == always
     assert all(plan[b.id] == ((b.first, len(graph.tasks)),) for b in gradients)

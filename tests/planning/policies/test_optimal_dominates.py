@@ -3,24 +3,20 @@
 import pytest
 
 from bench.optimal import line, rows, wrong
-from gistkit.errors import BudgetError
-from gistkit.planning.cost.devices import Hardware, hardware
+from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.optimal import problem
-from gistkit.planning.policies.optimal.optimal import Planning, minimise_peak, optimal
+from gistkit.planning.policies.optimal.optimal import Planning, optimal
 from gistkit.planning.policies.registry import POLICIES
-from gistkit.planning.policies.vdnn import vdnn
-from gistkit.planning.simulate.simulator import simulate
 from tests.support.step_graphs import chain
 from tests.support.zoo_steps import of_zoo
 
 CPU = hardware("cpu")
 
 
-@pytest.mark.parametrize(("name", "device"), [("nin", "h200"), ("vgg16", "titanx")])
-def test_never_slower_than_a_policy_that_fits(name, device):
+def test_never_slower_than_a_policy_that_fits():
+    name = "nin"
     graph = of_zoo(name, 32)
-    found = list(rows(name, graph, cost_table(graph, hardware(device)), 3))
+    found = list(rows(name, graph, cost_table(graph, hardware("h200")), 3))
     assert len(found) == 3
     assert [wrong(row) for row in found] == ["", "", ""]
     assert any(p["fits"] for p in found[-1]["policies"].values())
@@ -48,44 +44,7 @@ def test_a_wider_class_is_never_slower(fidelity, monkeypatch):
     assert taken.peak_bytes <= budget and taken.details["fidelity"] == fidelity and "taken_from" not in taken.details
 
 
-def test_the_harness_sees_what_is_wrong():
-    fits = {"step_s": 1.0, "peak_bytes": 9, "fits": True}
-    row = {"policies": {"plain": fits}, "budget_bytes": 10, "optimal": {"step_s": 1.1, "peak_bytes": 10}}
-    assert "plain 1000.000 ms" in wrong(row)
-    assert wrong({**row, "optimal": {"step_s": 1.0, "peak_bytes": 10}}) == ""
-    assert "above the budget" in wrong({**row, "optimal": {"step_s": 0.5, "peak_bytes": 11}})
-    assert "plain has one" in wrong({**row, "optimal": None})
-    assert wrong({**row, "policies": {"plain": {**fits, "fits": False}}}) == ""
-
-
 def chained(device=CPU):
     """A chain whose maps shrink in none of its layers: segments pay."""
     graph = chain(6, 8, 32, 4)
     return graph, cost_table(graph, device)
-
-
-def test_segments_run_anew_where_nothing_else_is_left(monkeypatch):
-    graph, costs = chained()
-    least = minimise_peak(graph, costs, time_limit_s=20).lower_bound_bytes
-    with monkeypatch.context() as without:
-        without.setattr(problem, "candidates", lambda *_: ((), []))
-        kept = minimise_peak(graph, costs, time_limit_s=20).lower_bound_bytes
-        assert least < kept
-        with pytest.raises(BudgetError):
-            optimal(graph, costs, (least + kept) // 2, time_limit_s=2)
-    plan = optimal(graph, costs, (least + kept) // 2, time_limit_s=6)
-    assert any(d.codec == "recompute" for d in plan.decisions)
-    assert plan.fidelity == "bitwise" and all(d.reason for d in plan.decisions)
-    run = simulate(graph, plan, costs)
-    assert run.peak_bytes == plan.peak_bytes <= (least + kept) // 2 and run.step_s == plan.step_s
-
-
-def test_algorithms_are_those_of_a_whole_plan_where_the_hardware_can_be_told():
-    graph = of_zoo("alexnet", 32, 224)
-    for device, chosen in (("titanx", True), ("h200", False)):
-        costs = cost_table(graph, hardware(device))
-        assert hardware(device).tells_algorithms is chosen
-        fastest = vdnn(graph, costs, offload="none", algorithms="p")
-        plan = optimal(graph, costs, None, seeds=[fastest], time_limit_s=2)
-        assert any(c.algorithm for c in plan.choices) is chosen and plan.step_s <= fastest.step_s * (1 + 1e-9)
-    assert Hardware.from_json(hardware("titanx").to_json()) == hardware("titanx")

@@ -16,9 +16,9 @@ from tests.support.predicted import steady_peak_bytes
 class Rows(nn.Module):
     """Linears over the last of several dimensions, whose ReLUs may be in place; the mean of all rows."""
 
-    def __init__(self, inplace, bias):
+    def __init__(self, inplace):
         super().__init__()
-        self.first, self.second = nn.Linear(32, 64, bias), nn.Linear(64, 64, bias)
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 64)
         self.relu, self.head = nn.ReLU(inplace), nn.Linear(64, 10)
 
     def forward(self, x):
@@ -27,13 +27,10 @@ class Rows(nn.Module):
 
 
 @pytest.mark.parametrize("policy", ["plain", "gist"])
-@pytest.mark.parametrize(
-    ("between", "inplace", "bias"),
-    [((42,), True, True), ((7, 6), True, True), ((7, 6), True, False), ((7, 6), False, True)],
-)
-def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace, bias, policy):
+@pytest.mark.parametrize(("between", "inplace"), [((42,), True), ((7, 6), True), ((7, 6), False)])
+def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace, policy):
     torch.manual_seed(0)
-    model, x, y = Rows(inplace, bias), torch.randn(8, *between, 32), torch.arange(8)
+    model, x, y = Rows(inplace), torch.randn(8, *between, 32), torch.arange(8)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
     recorded = gistkit.capture(model, (x,), fake=False)
     costs = cost_table(graph, hardware("cpu"), density={s.id: s.density for s in recorded.storages if s.density})

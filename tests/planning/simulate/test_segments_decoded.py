@@ -50,8 +50,7 @@ def planned(again, kept, channels=16):
     return model, x, graph, costs, plan
 
 
-@pytest.mark.parametrize("kept", ["dense", "zvc", "fp8"])
-@pytest.mark.parametrize(("channels", "again"), [(16, True), (64, False)])
+@pytest.mark.parametrize(("channels", "again", "kept"), [(16, True, "dense"), (64, False, "zvc"), (64, False, "fp8")])
 def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept):
     """The source is as large as a gradient, so that the task needs more than the rerun, or four times that."""
     model, x, graph, costs, plan = planned(again, kept, channels)

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 
 import gistkit
 from gistkit.ir.plan import Decision, Plan
-from gistkit.ir.scale import scaled
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
+from gistkit.planning.simulate.intervals import Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
-from tests.support.step_graphs import chain, forked, pooled, step_graphs
+from tests.support.step_graphs import chain, step_graphs
 
 BYTES = 8192
 CHAIN = chain(2)
@@ -47,7 +46,7 @@ def timed(d2h_s, h2d_s, **decision):
 
 
 @given(step_graphs(8), st.integers(0, 10**6), st.sampled_from(("plain", "none", "gist", "fp8")))
-@settings(deadline=None, max_examples=40, derandomize=True)
+@settings(deadline=None, max_examples=20, derandomize=True)
 def test_memory_is_the_sum_of_what_lives(graph, reserve, which):
     costs = cost_table(graph, hardware("titanx"))
     bare = which in ("plain", "none")
@@ -74,8 +73,7 @@ def carried(transfers, costs):
     for place, last in enumerate(transfers):
         due = (1 if i <= place and t.direction == last.direction else 2 for i, t in enumerate(transfers))
         loads = [load_of(t._replace(due=task), costs) for t, task in zip(transfers, due, strict=True)]
-        beside = Beside(np.zeros(2), np.zeros(2))
-        ends.append(delays(np.zeros(2), loads, costs.hardware.shared_rate, beside)[1])
+        ends.append(delays(np.zeros(2), loads, costs.hardware.shared_rate, np.zeros(2))[1])
     return ends
 
 
@@ -90,87 +88,10 @@ def test_directions_share_the_link_and_queues_are_in_order():
     assert carried([h2d, h2d, h2d], half) == [1, 2, 3]
 
 
-@given(step_graphs(8), st.data())
-@settings(deadline=None, max_examples=40, derandomize=True)
-def test_laws_of_the_clock(graph, data):
-    plan = plan_of(graph, *hosted(graph, data.draw))
-    d2h_s, h2d_s, both = (data.draw(st.floats(0.1, 4)) for _ in range(3))
-    every = {t.index: 1.0 for t in graph.tasks if cost_table(graph, link(1, 1)).task_s(t.index) > 0}
-    found, fast = (
-        simulate(graph, plan, cost_table(graph, device, measured_s=every))
-        for device in (link(d2h_s, h2d_s, min(1.0, both)), link(1e-9, 1e-9))
-    )
-    assert found.step_s == pytest.approx(found.compute_s + found.extra_s + found.stall_s)
-    assert fast.stall_s == pytest.approx(0, abs=1e-4) and found.step_s >= fast.step_s - 1e-4
-    assert found.memory_bytes == fast.memory_bytes
-    assert all(a <= b for a, b in zip(found.start_s, found.start_s[1:], strict=False))
-    nbytes = sum(graph.storages[d.storage].nbytes for d in plan.decisions)
-    assert found.d2h_bytes == found.h2d_bytes == nbytes
-    assert found.step_s >= nbytes / BYTES * max(d2h_s, h2d_s) - 1e-6  # all of it crosses within the step
-    peak = simulate(graph, plan_of(graph), cost_table(graph, link(1, 1))).memory_bytes
-    assert all(a <= b for a, b in zip(found.memory_bytes, peak, strict=True))
-
-
-def hosted(graph, draw):
-    """Drawn places on the host: anything that lasts from the forward into the backward may leave."""
-    for block in graph.blocks:
-        gone = max(block.last, block.saved) + 1
-        if block.kind == "activation" and block.uses and gone <= block.uses[0].task and draw(st.booleans()):
-            release = draw(st.integers(gone, block.uses[0].task))
-            yield Decision(
-                block.storage, "dense", "host", release=release, prefetch=draw(st.integers(release, block.uses[0].task))
-            )
-
-
-@pytest.mark.parametrize("build", [pooled, lambda: forked(3), lambda: chain(7)])
-def test_one_simulator_for_many_plans_is_as_good_as_new(build):
-    graph = build()
-    costs = cost_table(graph, hardware("titanx"), density=0.4)
-    simulator = Simulator(graph, costs)
-    plans = [plan_of(graph), plan_of(graph, policy="plain"), gist(graph), gist(graph, lossy="fp8")]
-    plans += [replace(plans[2], decisions=plans[2].decisions[:n], choices=()) for n in (1, 3, 5)]
-    plans += [replace(plans[0], sub_batches=2), *plans]
-    for plan in plans:
-        assert simulator.run(plan, reserve=7) == simulate(graph, plan, costs, reserve=7)
-
-
-def test_sub_batches():
-    graph = pooled(channels=32, batch=8)
-    device = replace(hardware("h200"), runtime_host_s=0.0)
-    costs = cost_table(graph, device)
-    whole, parts = (simulate(graph, plan_of(graph, sub_batches=n), costs) for n in (1, 4))
-    small = scaled(graph, 4)
-    one = simulate(small, plan_of(small), cost_table(small, device))
-    assert parts.step_s == pytest.approx(4 * one.step_s) and parts.compute_s >= whole.compute_s
-    gradients = [b for b in graph.blocks if b.kind == "weight_gradient"]
-    # the sums are there from the start, each new gradient beside its sum until its node has ended, and two losses
-    ends = {t.index: t.index + (t.part == "weight") for t in graph.tasks}
-    assert any(t.part == "input" for t in graph.tasks)
-    for task, (a, b) in enumerate(zip(parts.memory_bytes, one.memory_bytes, strict=True)):
-        later = sum(g.nbytes for g in gradients if g.first > task)
-        assert a - b == 16 + later + sum(g.nbytes for g in gradients if g.first <= task <= ends[g.first])
-    assert parts.peak_bytes < whole.peak_bytes
-    measured_s = {t: 2 * costs.task_s(t) for t in range(len(graph.tasks)) if costs.task_s(t) > 0}
-    slow = simulate(graph, plan_of(graph, sub_batches=4), cost_table(graph, device, measured_s=measured_s))
-    assert slow.step_s == pytest.approx(2 * parts.step_s)
-
-
-def zoo_net(name):
-    return lambda: gistkit.zoo.load(name, num_classes=10, image_size=32)
-
-
-@pytest.mark.parametrize(
-    ("make", "lossy"),
-    [
-        pytest.param(zoo_net("resnet18"), "fp8", id="resnet18"),
-        pytest.param(UNet, None, id="unet"),
-    ],
-)
-def test_gist_peak_is_predicted(make, lossy):
-    size = 32
+@pytest.mark.parametrize("lossy", [None, "fp8"])
+def test_gist_peak_is_predicted(lossy):
     torch.manual_seed(0)
-    model, x = make().train(), torch.randn(8, 3, size, size)
-    y = torch.arange(8) if model(x).dim() == 2 else torch.zeros(8, size, size, dtype=torch.int64)
+    model, x, y = UNet().train(), torch.randn(4, 3, 32, 32), torch.zeros(4, 32, 32, dtype=torch.int64)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
     plan = gist(graph, lossy=lossy)
     gistkit.compress(model, plan, lossy=lossy)
@@ -225,17 +146,3 @@ def test_the_host_waits_for_no_size_of_what_goes_to_the_host():
     for codec in ("dense", "zvc"):
         plan = plan_of(CHAIN, Decision(RELU.storage, codec, "host", release=4, prefetch=6))
         assert step_s(CHAIN, plan, ahead, measured_s=sizes) == pytest.approx(11 + 0.4, abs=1e-3)
-
-
-def test_transfers_slow_the_tasks_beside_them_that_move_bytes():
-    # 2 s out from task 2 on, before task 5, and 2 s back from task 5 on, before task 7. At a share of a quarter tasks
-    # that moving bytes bounds take 1.25 s beside a transfer: three of them 3.75 s, 2 s of which the link is busy.
-    host = Decision(RELU.storage, "dense", "host", release=5, prefetch=5, ready=7)
-    plan, device = plan_of(CHAIN, host), replace(link(2.0, 2.0), link_interference=0.25)
-    assert step_s(CHAIN, plan, replace(device, link_interference=0.0), measured_s=EVERY) == pytest.approx(11)
-    assert step_s(CHAIN, plan, device, measured_s=EVERY) == pytest.approx(11 + 0.75 * 2 / 3.75 + 0.5 * 2 / 2.5)
-    assert step_s(CHAIN, plan_of(CHAIN), device, measured_s=EVERY) == 11, "nothing is sent"
-    slow = replace(device, flops=dict.fromkeys(device.flops, 1.0))
-    table = cost_table(CHAIN, slow)
-    assert {table.slowed(t) for t in CHAIN.tasks if t.flops} == {0.0}, "arithmetic bounds them"
-    assert step_s(CHAIN, plan, slow, measured_s=EVERY) < step_s(CHAIN, plan, device, measured_s=EVERY)

@@ -99,7 +99,7 @@ CHANGES = [
     (other_stride, r"conv2d of '3'.*stride=\[?\(?1, 1.* got .*2, 2"),
     (other_padding, r"conv2d of '3'.*padding=\[?\(?1, 1.* got .*0, 0"),
     (other_pool, r"max_pool2d of '5'.*kernel_size=\[?\(?2, 2.* got .*3, 3"),
-    (other_activation, r"expected call \d+ to be sigmoid of '7', got call \d+ to be tanh of '7'"),
+    (other_activation, r"expected call \d+ to be sigmoid of '7' making float32 .*, got call \d+ to be tanh of '7'"),
     (frozen, r"\(8, 3, 3, 3\) with a gradient as parameter or buffer '0.weight', got .* without a gradient"),
     (other_dtype, r"float32 of shape \(5, 8\) as parameter or buffer '8.2.weight', got bfloat16"),
     (frozen_statistics, r"call 1 to be batch_norm of '1' .training=True., got .* batch_norm of '1' .training=False."),

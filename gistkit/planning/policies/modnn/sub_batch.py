@@ -4,7 +4,7 @@ Chen et al., DATE 2018, section II-2 and, with equations 1 to 3, section IV-A.
 
 Tasks are those of the captured step. Weights always reside on the device, and so does an input batch that outlives the
 step. Every other data block has *stays*: runs of tasks during which it must be on the device. Between two stays it may
-be in host memory (:func:`paper_tdfg`, :func:`plan_tdfg`).
+be in host memory (:func:`plan_tdfg`; by the paper's own rule :mod:`bench.papers.modnn_devices`).
 
 - (1) ``Mmin(t, b)`` = inputs + output + workspace of task t at sub-batch size b: :func:`demand_bytes`.
 - (2) The lower bound: weights + max over t of Mmin(t, 1) without workspace: :func:`lower_bound`.
@@ -26,13 +26,10 @@ from functools import cache, cached_property
 from itertools import accumulate
 
 from gistkit.errors import BudgetError
-from gistkit.ir import BACKWARD, Plan, SavedGraph, scaled
+from gistkit.ir import Plan, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import check_fidelity, kept_by_ops, own_decisions
 from gistkit.planning.simulate import Interval, Simulator, scaled_costs, trains_batch_norm
-
-PAPER, PLAN = "paper", "plan"
-"""Which data may leave: :func:`paper_tdfg`, :func:`plan_tdfg`."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,17 @@ class TDFG:
     @cached_property
     def starting(self) -> dict[int, list[int]]:
         """By task the data of which a stay begins with it: those of its I(t) and O(t) that may be missing."""
-        return _by_key((first, number) for number, d in enumerate(self.data) for first, _ in d.stays)
+        return by_key((first, number) for number, d in enumerate(self.data) for first, _ in d.stays)
 
     @cached_property
     def ending(self) -> dict[int, list[int]]:
         """By task the data of which a stay ends with it."""
-        return _by_key((last, number) for number, d in enumerate(self.data) for _, last in d.stays)
+        return by_key((last, number) for number, d in enumerate(self.data) for _, last in d.stays)
 
     @cached_property
     def written(self) -> dict[int, list[int]]:
         """By task the data that it writes."""
-        return _by_key((task, number) for number, d in enumerate(self.data) for task in d.writes)
+        return by_key((task, number) for number, d in enumerate(self.data) for task in d.writes)
 
     @cached_property
     def demand_bytes(self) -> tuple[int, ...]:
@@ -79,6 +76,9 @@ class TDFG:
                 change[first] += data.nbytes
                 change[last + 1] -= data.nbytes
         return tuple(map(sum, zip(self.transient_bytes, accumulate(change), strict=False)))
+
+
+Rule = Callable[[SavedGraph], TDFG]
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,15 @@ def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> Part:
     """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts.
 
     Where b comes back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2)
-    gives way to the next smaller one that does, and where none does to the whole batch. Raises ValueError where that
-    does not fit either.
+    gives way to the next smaller one that does, and where none does to the whole batch.
     """
     tried: list[int] = []
     parts = 1
     while parts not in tried:
         tried.append(parts)
         parts = -(-batch // min(batch, next_size(at(parts), memory_bytes)))
-    for candidate in (*splits(batch, min(tried[tried.index(parts) :]), batch), 1):
-        if lower_bound(at(candidate)) <= memory_bytes:
-            return at(candidate)
-    raise ValueError(f"memory_bytes must be at least the bound of eq. (2), got {memory_bytes}; give more memory")
+    candidates = (*splits(batch, min(tried[tried.index(parts) :]), batch), 1)
+    return next(at(parts) for parts in candidates if lower_bound(at(parts)) <= memory_bytes)
 
 
 def splits(batch: int, first: int, last: int) -> list[int]:
@@ -136,14 +133,14 @@ def choose_sub_batch(
     costs: CostTable,
     memory_bytes: int,
     *,
-    rule: str = PLAN,
+    rule: Rule | None = None,
     fidelity: str = "reassociated",
     reserve: int = 0,
     batch_norm: bool = False,
 ) -> tuple[Part, dict[str, int]]:
     """Eq. (3) in ``memory_bytes``, ``reserve`` of them left free, or the whole batch where ``fidelity`` is "bitwise";
-    and the least budgets (:func:`least_bytes`). Raises BudgetError below them, ValueError for another word or a graph
-    without tasks."""
+    and the least budgets (:func:`least_bytes`). ``rule`` gives the data of a part, by default :func:`plan_tdfg`. Raises
+    BudgetError below them, ValueError for another word or a graph without tasks."""
     check_fidelity(fidelity, None)
     at, most = parts_of(graph, costs, rule), most_parts(graph, batch_norm)
     least = {name: nbytes + reserve for name, nbytes in _least(at, most).items()}
@@ -154,7 +151,9 @@ def choose_sub_batch(
     return at(1) if whole else sub_batch(at, graph.batch, memory_bytes - reserve), least
 
 
-def least_bytes(graph: SavedGraph, costs: CostTable, rule: str = PLAN, *, batch_norm: bool = False) -> dict[str, int]:
+def least_bytes(
+    graph: SavedGraph, costs: CostTable, rule: Rule | None = None, *, batch_norm: bool = False
+) -> dict[str, int]:
     """The least budget of each class of moves: ``bitwise`` is the whole batch, ``reassociated`` any number of parts."""
     return _least(parts_of(graph, costs, rule), most_parts(graph, batch_norm))
 
@@ -166,7 +165,7 @@ def most_parts(graph: SavedGraph, batch_norm: bool) -> int:
     return max(graph.batch, 1) if alone else 1
 
 
-def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[[int], Part]:
+def parts_of(graph: SavedGraph, costs: CostTable, rule: Rule | None = None) -> Callable[[int], Part]:
     """The step in any number of equal parts: profiled anew for every sub-batch size (Fig. 2)."""
     simulator, bare = Simulator(graph, costs), bare_plan(graph)
     stay = {d.storage for d in bare.decisions} | kept_by_ops(graph) | {-1}
@@ -179,8 +178,7 @@ def parts_of(graph: SavedGraph, costs: CostTable, rule: str = PLAN) -> Callable[
         table = costs if parts == 1 else scaled_costs(costs, graph, one)
         pairs = zip(table.algorithms, seen.extra_s, strict=True)  # what the runtime's own operators add
         slower = tuple(tuple(replace(a, seconds=a.seconds + extra_s) for a in known) for known, extra_s in pairs)
-        paper = rule == PAPER
-        tdfg = paper_tdfg(one, costs.hardware.libraries_bytes) if paper else plan_tdfg(one, seen.intervals, movable)
+        tdfg = plan_tdfg(one, seen.intervals, movable) if rule is None else rule(one)
         return Part(parts, -(-max(graph.batch, 1) // parts), tdfg, replace(table, algorithms=slower))
 
     return at
@@ -207,30 +205,11 @@ def _remedy(memory_bytes: int, least_bytes: int, with_norms_bytes: int, fidelity
     return f"give it more memory, or allow sub-batches with {' and '.join(ways)}"
 
 
-def paper_tdfg(graph: SavedGraph, libraries_bytes: int = 0) -> TDFG:
-    """The paper's rule: a block stays for each task that reads or writes it; weight gradients reside, and so do
-    ``libraries_bytes``. A block that only backward reads again is not kept by
-    criterion (b), which else would keep it until then."""
-    end, resident_bytes, data = len(graph.tasks), libraries_bytes, []
-    written = _written(graph)
-    used = _by_key((b, t.index) for t in graph.tasks for b in (*t.reads, *t.writes))
-    for block in graph.blocks:
-        tasks = sorted({*used[block.id], *written[block.id], *(use.task for use in block.uses)})
-        if block.kind in ("weight", "buffer", "weight_gradient") or (block.kind == "input" and block.last >= end):
-            resident_bytes += block.nbytes
-        elif block.nbytes and (tasks or block.last >= end):
-            stays = ((max(block.first, 0), end),) if block.last >= end else tuple((t, t) for t in tasks)
-            again = next((graph.tasks[t].phase for t in tasks if t > block.first), "")
-            fresh = block.first >= 0 and (block.saved < 0 or again != BACKWARD)
-            data.append(Data(block.id, block.nbytes, stays, tuple(written[block.id]), fresh))
-    return TDFG(resident_bytes, tuple(data), tuple(t.transient_bytes for t in graph.tasks))
-
-
 def plan_tdfg(graph: SavedGraph, intervals: Iterable[Interval], movable: Collection[int]) -> TDFG:
     """What gistkit's runtime can run: ``intervals`` are all that the step holds if nothing leaves; blocks in
     ``movable`` may leave once, between their last forward task and their first use in backward."""
     end, resident_bytes, data = len(graph.tasks), 0, []
-    transient, written = [0] * end, _written(graph)
+    transient, written = [0] * end, written_by(graph)
     for interval in sorted((i for i in intervals if i.what != "workspace"), key=lambda i: i.block):
         first, last = max(interval.first, 0), min(interval.last, end)
         if interval.first < 0 and last == end:
@@ -247,13 +226,13 @@ def plan_tdfg(graph: SavedGraph, intervals: Iterable[Interval], movable: Collect
     return TDFG(resident_bytes, tuple(data), tuple(transient))
 
 
-def _written(graph: SavedGraph) -> dict[int, list[int]]:
+def written_by(graph: SavedGraph) -> dict[int, list[int]]:
     """By block the tasks that make or write it."""
     made = [(b.id, b.first) for b in graph.blocks if b.first >= 0]
-    return _by_key([*made, *((block, t.index) for t in graph.tasks for block in t.writes)])
+    return by_key([*made, *((block, t.index) for t in graph.tasks for block in t.writes)])
 
 
-def _by_key(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+def by_key(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = defaultdict(list)
     for key, value in pairs:
         found[key].append(value)

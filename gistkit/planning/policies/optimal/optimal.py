@@ -35,11 +35,6 @@ PEAK_SHARE = 0.2  # as much time again for the least peak, which every plan repo
 SMALL_TASKS, SMALL_S = 200, 4.0
 """The least peak of a step of so few tasks is searched for to the end, whatever the time limit: then it does not depend
 on how busy the machine is. A U-Net of 98 tasks takes 0.8 to 1.0 s on one core."""
-REMEDIES = {
-    "bitwise": 'raise the budget, allow fidelity="reassociated" (sub-batches) or lossy="fp8", or take a smaller batch',
-    "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
-    "lossy": "raise the budget or take a smaller batch",
-}
 
 
 def optimal(
@@ -58,7 +53,7 @@ def optimal(
 
     ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
     sub-batches for a network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice
-    of algorithms, in the ``seeds`` under their own. After about ``time_limit_s`` seconds (None: by the size of the
+    of algorithms. After about ``time_limit_s`` seconds (None: by the size of the
     step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is offered takes
     less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for
     an unknown class or format or a graph without tasks.
@@ -80,7 +75,7 @@ def optimal(
     if plan is None:
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
-        raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
+        raise BudgetError(budget_bytes, {fidelity: least}, "raise the budget")
     return planning.with_figures(plan, budget_bytes, reserve)
 
 
@@ -158,15 +153,14 @@ class Planning:
                 self.plan = replace(plan, step_s=run.step_s)
 
     def _whole(self, plans: Iterable[Plan]) -> Iterator[Plan]:
-        """The plans that the class admits, with their algorithms where the hardware can be told of them."""
+        """The plans that the class admits, under PyTorch's choice of algorithms."""
         own, replays = own_decisions(self._graph), Replays(self._graph)
         for plan in plans:
             admitted = self._allowed.admits(plan, self._graph)
             if not admitted or len(replays.able(plan.decisions)) < len(plan.decisions):
                 continue
             decided = {d.storage for d in plan.decisions}
-            told = self._costs.hardware.tells_algorithms
-            choices = plan.choices if told else tuple(replace(c, algorithm="") for c in plan.choices)
+            choices = tuple(replace(c, algorithm="") for c in plan.choices)
             details = {} if plan.policy == "optimal" else {"taken_from": plan.policy}
             # maps and bits: without a decision the operators make them all the same; what goes, only with one
             open_ = tuple(d for d in own if d.storage not in decided)

@@ -87,7 +87,7 @@ class Problem:
         self.tasks = profile.tasks
         self.base_bytes = level_of([Delta.of(rest, self.costs)], np.zeros(self.tasks, dtype=np.int64))
         self.base_s = np.array(profile.task_s) + np.array(profile.extra_s)
-        self.task_s, self.beside, self.issue_s = profile.task_s, profile.beside, self.costs.hardware.runtime_host_s
+        self.task_s, self.host_s, self.issue_s = profile.task_s, profile.host_s, self.costs.hardware.runtime_host_s
         self.idle = IDLE if self.issue_s else 0.0
         groups = [self._possible(block, variants) for block, variants in zip(self.blocks, forms, strict=True)]
         self.first_segment = len(groups)
@@ -135,7 +135,7 @@ class Problem:
                 blocks = [self.index.block(s).id for s in variant.decision.sources]
                 exact = self._strict(block.storage, masked=True)
             elif variant.segment >= 0 and variant.decision is None:
-                segment = self.segments[variant.segment].segment
+                segment = self.segments[variant.segment]
                 tasks, blocks = frozenset((segment.start,)), segment.needs
                 exact = any(self._strict(self.graph.blocks[b].storage, masked=False) for b in segment.blocks)
                 self.alike[self.segments[variant.segment].sources].append(g)
@@ -183,7 +183,7 @@ class Problem:
     def _rerun(self, variant: Variant, decoded: frozenset[int]) -> Delta:
         if variant.segment < 0:
             return Delta()
-        segment = decoding(self.segments[variant.segment].segment, decoded, self.index)
+        segment = decoding(self.segments[variant.segment], decoded, self.index)
         return Delta.of(segment.effects(self.task_s), self.costs)
 
     def _effects(
@@ -193,7 +193,7 @@ class Problem:
             self._context,
             also={block.id: need.tasks},
             encodings=() if late is None else (late,) * SETTLING,
-            restart={block.id: self.segments[variant.segment].segment.start} if variant.segment >= 0 else None,
+            restart={block.id: self.segments[variant.segment].start} if variant.segment >= 0 else None,
             decoded_for_segment={block.id: need.decoded},
             least=least,
         )

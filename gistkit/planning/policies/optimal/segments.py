@@ -1,16 +1,14 @@
 """Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others.
 
-A candidate names the storages that come back and the sources that it starts from; its seconds, its passing memory and
-what else it needs are those of :mod:`gistkit.planning.simulate.segments`. Candidates are the parts of
-layouts, and single convolutions with the cheap operations behind them, of which the wide output
-comes back from a narrower input. A *layout* cuts the network at every so many of the places where a single feature map
-is read across (between residual blocks, inception blocks, layers of a chain), as Chen et al. do.
+Candidates (:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap
+operations behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every
+so many of the places where a single feature map is read across (between residual blocks, inception blocks, layers of a
+chain), as Chen et al. do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from math import sqrt
 
@@ -28,22 +26,9 @@ Part = tuple[tuple[int, ...], frozenset[int]]
 """Sources and the storages that are made from them."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """``storages`` come back from ``sources`` as ``segment`` says."""
-
-    sources: tuple[int, ...]
-    storages: tuple[int, ...]
-    segment: Segment
-
-    def decision(self, storage: int) -> Decision:
-        """What a storage of it is decided to do."""
-        return Decision(storage, "recompute", "nowhere", sources=self.sources, reason="runs anew in backward")
-
-
 def candidates(
     index: StepIndex, options: Mapping[int, Sequence[Decision]]
-) -> tuple[tuple[Candidate, ...], list[set[int]]]:
+) -> tuple[tuple[Segment, ...], list[set[int]]]:
     """The segments that may run anew, each once, and by layout the numbers of its candidates. ``options`` by storage
     say what may come back at all: what may also be kept as it is, and is made in the forward by no op for itself."""
     maker = _Maker(index, options)
@@ -63,7 +48,7 @@ class _Maker:
         silent = {s: listed[0] for s, listed in options.items() if not any(d.form.values for d in listed)}
         self._silent = {index.by_storage[s].id: d for s, d in silent.items() if s in index.by_storage}
         self._known: dict[Part, int] = {}
-        self.found: list[Candidate] = []
+        self.found: list[Segment] = []
 
     def _may_return(self, storage: int, listed: Sequence[Decision]) -> bool:
         block = self._index.by_storage.get(storage)
@@ -84,7 +69,7 @@ class _Maker:
             numbers.add(self._known[part])
         return numbers - {-1}
 
-    def _candidate(self, sources: tuple[int, ...], storages: frozenset[int]) -> Candidate | None:
+    def _candidate(self, sources: tuple[int, ...], storages: frozenset[int]) -> Segment | None:
         graph, members = self._index.graph, tuple(sorted(storages))
         if sum(self._index.by_storage[s].nbytes for s in members) < SMALL_BYTES:
             return None
@@ -99,7 +84,7 @@ class _Maker:
             return None
         needed = (graph.blocks[b] for b in segment.needs)
         there = all(b.storage in self._options or b.last >= len(graph.tasks) for b in needed)
-        return Candidate(sources, members, segment) if there else None
+        return segment if there else None
 
 
 def _layouts(graph: SavedGraph) -> Iterator[list[Part]]:

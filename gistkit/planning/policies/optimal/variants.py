@@ -17,8 +17,7 @@ from gistkit.formats import Lossy
 from gistkit.ir import Block, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import FIDELITIES, check_fidelity
-from gistkit.planning.policies.optimal.segments import Candidate
-from gistkit.planning.simulate import Effects, Load, StepIndex, load_of, trains_batch_norm
+from gistkit.planning.simulate import Effects, Load, Segment, StepIndex, load_of, trains_batch_norm
 
 Options = Mapping[int, Sequence[Decision]]
 
@@ -105,13 +104,14 @@ class Variant:
 
 
 def of_storages(
-    index: StepIndex, listed: Options, segments: Sequence[Candidate]
+    index: StepIndex, listed: Options, segments: Sequence[Segment]
 ) -> tuple[list[Block], list[list[Variant]]]:
     """The groups of storages, each with its block: every form, and with every segment."""
-    again = defaultdict(list)
-    for number, candidate in enumerate(segments):
-        for storage in candidate.storages:
-            again[storage].append(Variant(candidate.decision(storage), segment=number))
+    coming_back = defaultdict(list)
+    for number, segment in enumerate(segments):
+        for storage in (index.graph.blocks[b].storage for b in segment.blocks):
+            again = Decision(storage, "recompute", "nowhere", sources=segment.sources, reason="runs anew in backward")
+            coming_back[storage].append(Variant(again, number))
     known = {s: decisions for s, decisions in listed.items() if s in index.by_storage}
-    groups = [[*(Variant(d) for d in decisions), *again[s]] for s, decisions in known.items()]
+    groups = [[*(Variant(d) for d in decisions), *coming_back[s]] for s, decisions in known.items()]
     return [index.by_storage[s] for s in known], groups
