@@ -74,7 +74,7 @@ def plan(
     the gradients of at most ``max_error`` (0.04), by the variance model of :mod:`gistkit.runtime.assign`. Some four
     steps a storage run for that now, on copies of the model, which must be real; each storage is exact or in its format
     in the plan, and ``details["auto"]`` holds the model, the error expected and measured, and the steps.
-    ``hardware``: a preset (``h200``, ``cpu``, ``titanx``, ``k40m``), a file of ``gistkit calibrate`` or a Hardware.
+    ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
     None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
     elements that are not zero in what may hold zeros, one number or by storage id (default: by the operator that made

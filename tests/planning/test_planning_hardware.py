@@ -33,13 +33,13 @@ def test_cards():
     assert card("NVIDIA TITAN X (Pascal)", GIB).name == card("GeForce GTX TITAN X", GIB).name == "titanx"
     assert card("Tesla K40m", GIB).name == "k40m"
     assert card("NVIDIA H200", 100 * GIB).libraries_bytes == 96 * 2**20
-    for relative in ("NVIDIA H800", "NVIDIA H200 NVL", "NVIDIA GH200 480GB", ""):
-        assert card(relative, 80 * GIB) is None, "no card is planned at another's rates"
+    assert card("NVIDIA A100-SXM4-80GB", 80 * GIB) == replace(PRESETS["a100-80gb-sxm"], memory_bytes=80 * GIB)
+    assert card("NVIDIA H800", 80 * GIB) is None, "no card is planned at another's rates"
 
 
 def test_a_plan_says_where_its_rates_are_from(tmp_path):
     assert made(hardware=None).prediction.rates == "preset cpu: orders of magnitude of one core"
-    assert made(hardware="h200").prediction.rates == "preset h200: measured on one"
+    assert made(hardware="rtx4090").prediction.rates.startswith("preset rtx4090: NVIDIA Ada (RTX 4090) datasheet")
     own = replace(PRESETS["h200"], name="mine", source="")
     assert made(hardware=own).prediction.rates == "given as mine"
     file = tmp_path / "mine.json"

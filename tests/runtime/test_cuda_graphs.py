@@ -36,7 +36,7 @@ def test_a_first_step_is_refused(captured):
 
 def test_a_plan_that_sends_to_the_host_is_refused(captured):
     model = network()
-    plan = gistkit.plan(model, X, TARGETS, loss_fn=F.cross_entropy, policy="vdnn-all", hardware="h200")
+    plan = gistkit.plan(model, X, TARGETS, loss_fn=F.cross_entropy, policy="vdnn-all", hardware="h100-sxm")
     gistkit.compress(model, plan)
     F.cross_entropy(model(X), TARGETS).backward()
     captured()

@@ -14,7 +14,9 @@ host: 4 and 5 ms for the 228 and 230 tasks of ResNet-50's forward and backward, 
 "bound by the host"), on one host of several that differed by up to 1.7.
 cpu: one core of a server, orders of magnitude. A copy into memory in use goes at twice the 10 GB/s; a fresh tensor's
 pages cost as much again and more.
-Any other card is measured: by ``gistkit calibrate``, or at the first plan for a model on it.
+The other cards: their datasheets' figures at the shares of them that an H200 reaches: 4.2 of 4.8 TB/s in a copy, 790 of
+989 TFLOP/s in bf16 products, convolutions of fp32 tensors at 200 of 494 TFLOP/s in TF32, and, assumed, 50 of 67 in fp32
+and 55 of 63 GB/s over the link, 1.5 times as much in both directions at once; the host is the H200's.
 """
 
 from __future__ import annotations
@@ -23,22 +25,23 @@ import difflib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
-
-from msgspec import Meta
+from typing import NamedTuple
 
 from gistkit.errors import quoted
 from gistkit.ir import from_json, to_json
 
+MEMORY_SHARE, HALF_SHARE, TF32_SHARE, FP32_SHARE, LINK_SHARE, BOTH_WAYS = 0.875, 0.8, 0.4, 0.75, 0.87, 1.5
+PCIE_GBPS = {3: 15.75, 4: 31.5, 5: 63.0}
+"""16 lanes in one direction, by generation."""
 GIB = 2**30
+_LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
+_LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
+_MOST_FLOPS = 1e18
 _DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
+H200_HOST_S, H200_RUNTIME_HOST_S = 2.0e-5, 1.07e-4
 CUDA_LIBRARIES_BYTES = 96 * 2**20
 """What cuBLAS and cuDNN hold for themselves under PyTorch: plans were measured 66 to 86 MiB above their prediction on
 an H200, plain steps 85 MiB (docs/log.md, 2026-11-20)."""
-
-Bytes = Annotated[int, Meta(ge=0, lt=2**50)]
-Rate = Annotated[float, Meta(ge=0, le=2e5)]
-Seconds = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -57,26 +60,33 @@ class Hardware:
     PyTorch, ``runtime_host_s`` the same where gistkit carries out a plan; 0: not known, or host and device are one.
     ``source`` says where the figures are from; plans repeat it, and it makes no hardware another.
 
-    Raises ValueError for rates that no device has: argument, demand, value, remedy. A file's figures are checked one by
-    one (:meth:`from_json`).
+    Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
 
-    name: Annotated[str, Meta(min_length=1)]
-    memory_bytes: Bytes
-    memory_gbps: Annotated[float, Meta(gt=0, le=1e6)]
-    d2h_gbps: Rate
-    h2d_gbps: Rate
-    both_gbps: Rate
-    flops: dict[str, Annotated[float, Meta(gt=0, le=1e18)]]
-    launch_s: Seconds
+    name: str
+    memory_bytes: int
+    memory_gbps: float
+    d2h_gbps: float
+    h2d_gbps: float
+    both_gbps: float
+    flops: dict[str, float]
+    launch_s: float
     async_counts: bool
-    codec_slowdown: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
-    libraries_bytes: Bytes = 0
-    host_s: Seconds = 0.0
-    runtime_host_s: Seconds = 0.0
+    codec_slowdown: float = 1.0
+    libraries_bytes: int = 0
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        if not self.name:
+            _refuse("name", "a text that is not empty", self.name)
+        if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
+            _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
+        if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
+            _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
+        for figure, limit in _LIMITS.items():
+            _check_number(figure, getattr(self, figure), figure in ("memory_gbps", "codec_slowdown"), limit)
         rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
         if any(rates) and not all(rates):
             _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
@@ -84,6 +94,8 @@ class Hardware:
             _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
         if "float32" not in self.flops:
             _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
+        for dtype, rate in self.flops.items():
+            _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
 
     @property
     def has_link(self) -> bool:
@@ -126,8 +138,76 @@ def _refuse(field: str, demand: str, value: object) -> None:
     )
 
 
-CARDS = {"h200": r"H200", "titanx": r"(GeForce GTX )?TITAN X( \(Pascal\))?", "k40m": r"K40m"}
-"""Presets of cards by the pattern of ``torch.cuda.get_device_name``, matched whole."""
+def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit
+    if wrong or (positive and value == 0):
+        _refuse(field, f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}", value)
+
+
+class Card(NamedTuple):
+    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole.
+
+    ``memory_gb`` and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in
+    1e12 dense operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16.
+    """
+
+    preset: str
+    device: str
+    memory_gb: int
+    memory_gbps: float
+    fp32: float
+    tf32: float
+    half: float
+    pcie: int
+    datasheet: str
+
+
+CARDS = (
+    Card("a100-40gb-pcie", r"A100-PCIE-40GB", 40, 1555, 19.5, 156, 312, 4, "A100"),
+    Card("a100-40gb-sxm", r"A100-SXM4-40GB", 40, 1555, 19.5, 156, 312, 4, "A100"),
+    Card("a100-80gb-pcie", r"A100 80GB PCIe|A100-PCIE-80GB", 80, 1935, 19.5, 156, 312, 4, "A100"),
+    Card("a100-80gb-sxm", r"A100-SXM4-80GB", 80, 2039, 19.5, 156, 312, 4, "A100"),
+    Card("a10", r"A10", 24, 600, 31.2, 62.5, 125, 4, "A10"),
+    Card("a30", r"A30", 24, 933, 10.3, 82, 165, 4, "A30"),
+    Card("l4", r"L4", 24, 300, 30.3, 60, 121, 4, "L4"),
+    Card("l40", r"L40", 48, 864, 90.5, 90.5, 181, 4, "L40"),
+    Card("l40s", r"L40S", 48, 864, 91.6, 183, 362, 4, "L40S"),
+    Card("rtx3090", r"GeForce RTX 3090", 24, 936, 35.6, 35.6, 71, 4, "GA102 (RTX 3090)"),
+    Card("rtx4090", r"GeForce RTX 4090", 24, 1008, 82.6, 82.6, 165.2, 4, "Ada (RTX 4090)"),
+    Card("rtx5090", r"GeForce RTX 5090", 32, 1792, 104.8, 104.8, 209.5, 5, "Blackwell (RTX 5090)"),
+    Card("rtx6000ada", r"RTX 6000 Ada Generation", 48, 960, 91.1, 182.1, 364.2, 4, "RTX 6000 Ada Generation"),
+    Card("v100-pcie", r"V100-PCIE-(16|32)GB", 16, 900, 14, 0, 112, 3, "V100"),
+    Card("v100-sxm2", r"V100-SXM2-(16|32)GB(-LS)?", 16, 900, 15.7, 0, 125, 3, "V100"),
+    Card("t4", r"T4", 16, 320, 8.1, 0, 65, 3, "T4"),
+    Card("h100-pcie", r"H100 PCIe", 80, 2000, 51, 378, 756, 5, "H100"),
+    Card("h100-sxm", r"H100 80GB HBM3", 80, 3350, 67, 494, 989, 5, "H100"),
+    Card("b200", r"B200", 180, 8000, 75, 1100, 2250, 5, "HGX B200"),
+)
+MEASURED = {"h200": r"H200", "titanx": r"(GeForce GTX )?TITAN X( \(Pascal\))?", "k40m": r"K40m"}
+"""Presets whose figures are measured ones or the papers', by the same patterns."""
+
+
+def _of_datasheet(card: Card) -> Hardware:
+    half, link_gbps = 1e12 * HALF_SHARE * card.half, LINK_SHARE * PCIE_GBPS[card.pcie]
+    fp32 = 1e12 * FP32_SHARE * card.fp32
+    modern = {"tf32": 1e12 * TF32_SHARE * card.tf32} if card.tf32 else {}
+    return Hardware(
+        name=card.preset,
+        memory_bytes=card.memory_gb * 10**9,
+        memory_gbps=MEMORY_SHARE * card.memory_gbps,
+        d2h_gbps=link_gbps,
+        h2d_gbps=link_gbps,
+        both_gbps=BOTH_WAYS * link_gbps,
+        flops={"float32": fp32, "float16": half, "bfloat16": half if card.tf32 else fp32, **modern},
+        launch_s=8e-6,
+        async_counts=True,
+        libraries_bytes=CUDA_LIBRARIES_BYTES,
+        host_s=H200_HOST_S,
+        runtime_host_s=H200_RUNTIME_HOST_S,
+        source=f"preset {card.preset}: NVIDIA {card.datasheet} datasheet, at the shares of it that an H200 reaches",
+    )
+
+
 _TITANX = Hardware(
     "titanx", 12 * GIB, 252.0, d2h_gbps=12.8, h2d_gbps=12.8, both_gbps=25.6,
     flops={"float32": 4.5e12, "float16": 4.5e12, "bfloat16": 4.5e12}, launch_s=8e-6, async_counts=True,
@@ -141,7 +221,7 @@ _H200 = Hardware(
     "h200", 150_754_820_096,  # 140.4 GiB, as the driver reports it
     4200.0, d2h_gbps=55.0, h2d_gbps=55.0, both_gbps=83.0,  # "both directions at once can halve one"
     flops={"float32": 5.0e13, "tf32": 2.0e14, "bfloat16": 7.9e14, "float16": 7.9e14}, launch_s=8e-6, async_counts=True,
-    libraries_bytes=CUDA_LIBRARIES_BYTES, host_s=2.0e-5, runtime_host_s=1.07e-4,
+    libraries_bytes=CUDA_LIBRARIES_BYTES, host_s=H200_HOST_S, runtime_host_s=H200_RUNTIME_HOST_S,
     source="preset h200: measured on one",
 )  # fmt: skip
 _CPU = Hardware(
@@ -149,7 +229,7 @@ _CPU = Hardware(
     flops={"float32": 5e10, "bfloat16": 5e10, "float16": 2e9}, launch_s=5e-6, async_counts=False, codec_slowdown=5.0,
     source="preset cpu: orders of magnitude of one core",
 )  # fmt: skip
-PRESETS = {h.name: h for h in (_TITANX, _K40M, _H200, _CPU)}
+PRESETS = {h.name: h for h in (_TITANX, _K40M, _H200, _CPU, *map(_of_datasheet, CARDS))}
 
 
 def hardware(which: Hardware | str | Path | None = None) -> Hardware:
@@ -187,4 +267,5 @@ def hardware(which: Hardware | str | Path | None = None) -> Hardware:
 def preset_name(device_name: str) -> str | None:
     """The preset of a CUDA device by its name; None for a card without one."""
     short = re.sub(r"^(NVIDIA |Tesla )+", "", device_name.strip())
-    return next((name for name, pattern in CARDS.items() if re.fullmatch(pattern, short, re.IGNORECASE)), None)
+    patterns = {**MEASURED, **{card.preset: card.device for card in CARDS}}
+    return next((name for name, pattern in patterns.items() if re.fullmatch(pattern, short, re.IGNORECASE)), None)

@@ -10,18 +10,12 @@ import hashlib
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from msgspec import Meta
-
+from gistkit.errors import quoted
 from gistkit.ir import Measured, SavedGraph, from_json, to_json
 
 FORMAT, VERSION = "gistkit.times", 2
 ANEW = "measure anew: `gistkit profile MODEL --measure --times FILE`, or gistkit.measure(model, *batch)"
-
-Text = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=0)]
-Seconds = Annotated[float, Meta(gt=0)]
 
 
 @dataclass(frozen=True)
@@ -37,14 +31,14 @@ class StepTimes:
     they would be in that memory format, for tasks of which that is less; both empty on a CPU.
     """
 
-    fingerprint: Text
-    device: Text
-    batch: Count
-    rows: Count
-    step_s: Seconds
-    seconds: dict[Count, Seconds]
-    workspace_bytes: dict[Count, Count] = field(default_factory=dict)
-    channels_last_bytes: dict[Count, Count] = field(default_factory=dict)
+    fingerprint: str
+    device: str
+    batch: int
+    rows: int
+    step_s: float
+    seconds: dict[int, float]
+    workspace_bytes: dict[int, int] = field(default_factory=dict)
+    channels_last_bytes: dict[int, int] = field(default_factory=dict)
 
     @property
     def workspace_remedy(self) -> str:
@@ -78,7 +72,24 @@ class StepTimes:
         try:
             return from_json(StepTimes, text, {"format": FORMAT, "version": VERSION})[0]
         except ValueError as error:
-            raise ValueError(f"times: {error}; {ANEW}") from error
+            what = str(error).removeprefix("times: ").removesuffix(f"; {ANEW}")
+            raise ValueError(f"times: {what}; {ANEW}") from error
+
+    def __post_init__(self) -> None:
+        for name in ("fingerprint", "device"):
+            if not getattr(self, name):
+                _refuse(name, "a text that is not empty", getattr(self, name))
+        if not 0 <= self.rows <= self.batch < 2**40:
+            _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
+        if not 0 < self.step_s < math.inf:
+            _refuse("step_s", "seconds above 0", self.step_s)
+        for task, taken in self.seconds.items():
+            if task < 0 or not 0 < taken < math.inf:
+                _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
+        for name in ("workspace_bytes", "channels_last_bytes"):
+            for task, nbytes in getattr(self, name).items():
+                if task < 0 or nbytes < 0:
+                    _refuse(name, "bytes of at least 0 by number of a task", {task: nbytes})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""
@@ -95,3 +106,7 @@ def step_fingerprint(graph: SavedGraph) -> str:
     """Hash of a step's dataflow and of its tasks with the work of each: other sizes make another step."""
     tasks = [(t.phase, t.op, t.call, t.part, t.dtype, t.flops, t.moved_bytes) for t in graph.tasks]
     return hashlib.sha256(json.dumps([graph.fingerprint, graph.batch, tasks]).encode()).hexdigest()[:16]
+
+
+def _refuse(field: str, demand: str, value: object) -> None:
+    raise ValueError(f"times: {field} must be {demand}, got {quoted(value)}; {ANEW}")
