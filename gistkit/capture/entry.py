@@ -97,11 +97,14 @@ def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> No
     check_runs_in_python("capture", model)
     for name, value in (("args", args), ("targets", targets)):
         if not isinstance(value, (tuple, list)):
-            got = f"{type(value).__name__}; put it into one: {name}=(x,)"
-            raise TypeError(f"capture: {name} must be a tuple, one item for each argument, got {got}")
-    if kwargs is not None and not isinstance(kwargs, dict):
-        got = f"{type(kwargs).__name__}; positional arguments go into args: capture(model, (x, y))"
-        raise TypeError(f"capture: kwargs must be a dict of the forward's arguments by name, got {got}")
+            got, remedy = type(value).__name__, f"put it into one: {name}=(x,)"
+            if isinstance(value, dict):
+                remedy = "pass named ones as kwargs, behind args: (), {...}" if name == "args" else "pass its values"
+            raise TypeError(f"capture: {name} must be a tuple, one item for each argument, got {got}; {remedy}")
+    if kwargs is not None and not (isinstance(kwargs, dict) and all(isinstance(key, str) for key in kwargs)):
+        got = "a dict with other keys" if isinstance(kwargs, dict) else type(kwargs).__name__
+        remedy = "positional arguments go into args: capture(model, (x, y))"
+        raise TypeError(f"capture: kwargs must be a dict of the forward's arguments by name, got {got}; {remedy}")
     if loss_fn is not None and not callable(loss_fn):
         remedy = "pass a function of the model's output and the targets"
         raise TypeError(f"capture: loss_fn must be callable, got {type(loss_fn).__name__}; {remedy}")

@@ -87,10 +87,10 @@ def running(part: str, model: torch.nn.Module) -> Iterator[None]:
         what = f"the {part} of {name} could not be captured on a copy of it"
         if part == "loss_fn":
             what = f"loss_fn could not be captured on fake tensors, as a copy of {name} returned them"
-        raise CaptureError(f"{what}: {type(error).__name__}: {error}; {_remedy(part, error)}") from error
+        raise CaptureError(f"{what}: {type(error).__name__}: {error}; {_remedy(part, model, error)}") from error
 
 
-def _remedy(part: str, error: Exception) -> str:
+def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
     if isinstance(error, DataDependentOutputException):
         return (
             f"the {part} asks a tensor for its values (item(), float(), if), and here there are none: take that out "
@@ -102,7 +102,10 @@ def _remedy(part: str, error: Exception) -> str:
             f"and here there are none: use torch.where, or the mask as a factor, or {_WITHOUT}"
         )
     if isinstance(error, NotImplementedError) and "Sparse" in str(error):
-        return f"a sparse tensor has no storage whose bytes could be planned: make it dense, or {_WITHOUT}"
+        modules = model.named_modules()
+        sparse = [repr(name or type(m).__name__) for name, m in modules if getattr(m, "sparse", False) is True]
+        remedy = f"make {', '.join(sparse)} with sparse=False" if sparse else "give dense tensors"
+        return f"a sparse tensor has no storage whose bytes could be planned: {remedy}, or {_WITHOUT}"
     if part == "loss_fn":
         return "it is called as loss_fn(output, *targets), a plan's as loss_fn(model(batch[0]), *batch[1:])"
     return f"mend it where the model alone raises it too, or {_WITHOUT}"

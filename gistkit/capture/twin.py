@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 STAND_IN = "_gistkit"
@@ -99,6 +100,13 @@ def fake_twin(model: torch.nn.Module, mode: FakeTensorMode, on_cpu: bool) -> tor
         for table in (module._parameters, module._buffers, module.__dict__):
             tensors = (t for t in table.values() if isinstance(t, torch.Tensor))
             memo.update({id(t): _fake(t, mode, on_cpu) for t in tensors})
+        counter = getattr(module, "num_batches_tracked", None)
+        if isinstance(module, _BatchNorm) and module.momentum is None and counter is not None:
+            fake = memo[id(counter)]  # has a value: the mean over all batches divides by it
+            known = not (isinstance(counter, FakeTensor) or counter.is_meta)
+            fake.constant = (
+                counter.detach().to(fake.device, copy=True) if known else torch.zeros((), dtype=counter.dtype)
+            )
     return plain_copy(model, memo)
 
 

@@ -45,6 +45,7 @@ def hardware_table(hardware: Hardware) -> Table:
         rows["device to host GB/s"] = f"{hardware.d2h_gbps:.1f}"
         rows["host to device GB/s"] = f"{hardware.h2d_gbps:.1f}"
         rows["both at once GB/s"] = f"{hardware.both_gbps:.1f}"
+        rows["kernels beside a transfer"] = f"{hardware.link_interference:+.1%}"
     rows |= {f"{dtype} TFLOP/s": f"{rate / 1e12:.3f}" for dtype, rate in hardware.flops.items()}
     rows["launch us"] = f"{hardware.launch_s * 1e6:.2f}"
     if hardware.host_s or hardware.runtime_host_s:

@@ -52,8 +52,7 @@ def _calls(graph: SavedGraph) -> tuple[PlannedCall, ...]:
         known = call.options or {} if call.covered >= 0 else {}
         geometry = {name: known[name] for name in GEOMETRY.get(call.op, ()) if name in known}
         op = f"{call.op} in place" if call.inplace else call.op
-        dtype, shape = (made.dtype, made.shape) if made else ("", ())
-        found.append(PlannedCall(op, call.module, dtype, shape, geometry))
+        found.append(PlannedCall(op, call.module, *((made.dtype, made.shape) if made else ("", ())), geometry))
     return tuple(found)
 
 
@@ -132,8 +131,7 @@ def _check_calls(contract: Contract, graph: SavedGraph, autocast: str | None = N
         if 0 in got.shape and 0 not in expected.shape:
             raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
         if expected.geometry != got.geometry:
-            there, here = (f"call {i} to be {_name(call)}{_arguments(call)}" for call in (expected, got))
-            raise PlanMismatchError(there, here, AGAIN)
+            raise PlanMismatchError(*(f"call {i} to be {_name(c)}{_arguments(c)}" for c in (expected, got)), AGAIN)
 
 
 def _name(call: PlannedCall) -> str:

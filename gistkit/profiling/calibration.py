@@ -87,7 +87,7 @@ def _measured(place: torch.device) -> Hardware:
         source = torch.ones(sizes.copy_bytes // 4, device=place)
         memory_gbps = _rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
         del source
-        d2h_gbps, h2d_gbps, both_gbps = _link(place, sizes) if on_gpu else (0.0,) * 3
+        d2h_gbps, h2d_gbps, both_gbps, interference = _link(place, sizes) if on_gpu else (0.0,) * 4
         x = torch.zeros(1, device=place)
         return Hardware(
             name=name,
@@ -103,6 +103,7 @@ def _measured(place: torch.device) -> Hardware:
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
             host_s=host_s,
             runtime_host_s=runtime_host_s,
+            link_interference=interference,
             source=f"calibrated {datetime.now(timezone.utc).date()}, torch {torch.__version__}",
         )
 
@@ -194,8 +195,9 @@ def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> flo
     return min(found[1:])
 
 
-def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
-    """GB/s to the host, from it and of both at once, between pinned memory and the device on streams of their own."""
+def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, float]:
+    """GB/s to the host, from it and of both at once, between pinned memory and the device on streams of their own; and
+    by which share an elementwise kernel takes longer beside that, the median of the three."""
     nbytes = sizes.copy_bytes // 2
     hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
     devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
@@ -206,11 +208,26 @@ def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float]:
             with torch.cuda.stream(stream):
                 to.copy_(source, non_blocking=True)
 
-    ways = ((d2h,), (h2d,), (d2h, h2d))
+    x, ways = torch.zeros(sizes.copy_bytes // 4, device=device), ((d2h,), (h2d,), (d2h, h2d))
+
+    def kernels_s(*copies: tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor]) -> float:
+        torch.cuda.synchronize(device)
+        for _ in range(sizes.inner):  # as many as kernels: a copy over the link takes longer than one
+            run(*copies)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record(torch.cuda.current_stream(device))
+        for _ in range(sizes.inner):
+            x.add_(1)
+        end.record(torch.cuda.current_stream(device))
+        end.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
     rates = [len(w) * nbytes / seconds(lambda w=w: run(*w), device, sizes.inner) / 1e9 for w in ways]
+    alone_s, *beside_s = (statistics.median(kernels_s(*w) for _ in range(REPEATS)) for w in ((), *ways))
+    interference = max(0.0, statistics.median(beside_s) / alone_s - 1)
     torch.cuda.synchronize(device)
     out_gbps, in_gbps, both_gbps = rates[0], rates[1], min(rates[2], rates[0] + rates[1])
-    return _rounded(out_gbps), _rounded(in_gbps), _rounded(both_gbps)
+    return _rounded(out_gbps), _rounded(in_gbps), _rounded(both_gbps), _rounded(interference)
 
 
 def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
@@ -244,7 +261,7 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
 
     plain_s = seconds(step, device, STEPS)
     compress(model, plan)
-    issued = float(Simulator(graph, costs).profile(plan).host_s.sum())
+    issued = float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
     return _rounded(plain_s / tasks), _rounded(seconds(step, device, STEPS) / issued)
 
 

@@ -17,3 +17,4 @@ def test_a_cuda_device():
     assert found.flops["bfloat16"] > found.flops["float32"] / 4
     assert 1e-7 < found.launch_s < 1e-3
     assert 0.3 < found.codec_slowdown < 3
+    assert 0 <= found.link_interference < 1

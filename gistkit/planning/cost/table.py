@@ -60,11 +60,11 @@ class CostTable:
     ways: Ways = task_algorithms
 
     def task_s(self, task: int, algorithm: str = "") -> float:
-        """Seconds of a task, by default under its first algorithm."""
+        """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
         return self._algorithm(task, algorithm).seconds
 
     def workspace_bytes(self, task: int, algorithm: str = "") -> int:
-        """Workspace of a task, by default under its first algorithm."""
+        """Workspace of a task, by default under its first algorithm. Raises ValueError for one it has not."""
         return self._algorithm(task, algorithm).workspace_bytes
 
     def memory_optimal(self, task: int) -> str:
@@ -76,7 +76,14 @@ class CostTable:
         return min(self.algorithms[task], key=lambda a: (a.seconds, a.workspace_bytes)).name
 
     def _algorithm(self, task: int, name: str) -> Algorithm:
-        return next(a for a in self.algorithms[task] if name in ("", a.name))
+        known = self.algorithms[task]
+        for algorithm in known:
+            if name in ("", algorithm.name):
+                return algorithm
+        raise ValueError(
+            f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
+            "leave it '' for the default"
+        )
 
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
         """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
@@ -85,9 +92,10 @@ class CostTable:
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
         """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
-        takes beside scratch and payload."""
+        takes beside scratch and payload. Raises ValueError for any other codec."""
         kind, form = dtype_of(dtype), find_codec(codec)
-        assert isinstance(form, Sparse), codec
+        if not isinstance(form, Sparse):
+            raise ValueError(f"codec {codec!r} has no scratch, as its payload's size is known; ask for payload_bytes")
         n = nbytes // kind.itemsize
         return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
@@ -126,6 +134,11 @@ class CostTable:
         # where a sparse payload's slots end is summed up before it: a launch more than PyTorch's one
         launch_s = self.hardware.launch_s if FORMS[codec].sparse else 0.0
         return self._traffic_s(extra * nbytes) + launch_s
+
+    def slowed(self, task: Task) -> float:
+        """The share by which a transfer beside a task makes it longer: of those alone that moving bytes bounds."""
+        flops_s = task.flops / arithmetic_rate(self.hardware, task.dtype, conv=task.op.startswith("conv"))
+        return self.hardware.link_interference if self._traffic_s(task.moved_bytes) >= flops_s else 0.0
 
     def copy_s(self, nbytes: int) -> float:
         """Seconds of an elementwise kernel that reads and writes ``nbytes`` in all."""

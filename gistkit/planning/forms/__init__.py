@@ -4,6 +4,7 @@ from gistkit.planning.forms.allowed import (
     SMALL_BYTES,
     Judge,
     check_decisions,
+    decidable,
     default_form,
     kept_by_ops,
     own_decisions,

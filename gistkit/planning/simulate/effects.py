@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import Context
-from gistkit.planning.simulate.intervals import Effects, Interval, Transfer
-from gistkit.planning.simulate.step_index import StepIndex
+from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Transfer
+from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
 
 LOSS_BYTES = 16
 """The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
@@ -26,23 +27,29 @@ LOSS_BYTES = 16
 @dataclass(frozen=True)
 class Profile:
     """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
-    task (``task_s`` by themselves, ``extra_s`` what the plan adds, ``host_s`` the host's), transfers in the order of
-    issue."""
+    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue, what host
+    and transfers do to the tasks."""
 
     tasks: int
     intervals: tuple[Interval, ...]
     extra_s: tuple[float, ...]
     task_s: tuple[float, ...]
     transfers: tuple[Transfer, ...]
-    host_s: np.ndarray
+    beside: Beside
 
 
 class Composer:
     """One graph on one device, ready for many plans. Raises PlanError for a graph without tasks."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable, *, accumulates: bool = False) -> None:
+        if len(costs.algorithms) != len(graph.tasks):
+            raise PlanError(
+                f"costs must be those of the graph's {len(graph.tasks)} tasks, got {len(costs.algorithms)}; "
+                "make them by cost_table(graph, hardware)"
+            )
         self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
         self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
+        self._slowed = np.array([costs.slowed(t) for t in graph.tasks])
         sizes = ((t.index, costs.workspace_bytes(t.index)) for t in graph.tasks)
         self._workspace = {task: nbytes for task, nbytes in sizes if nbytes}
         self._choosable = [b for b in graph.blocks if b.kind in ("activation", "input")]
@@ -61,6 +68,8 @@ class Composer:
 
     def profile(self, plan: Plan) -> Profile:
         """The step under a plan. Raises PlanError for decisions that make no sense, each named."""
+        if plan.sub_batches != 1 and not self.graph.batch:
+            raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
         return self.part(plan.sub_batches)._profile(plan)
 
     def _profile(self, plan: Plan) -> Profile:
@@ -83,8 +92,8 @@ class Composer:
         intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
         transfers.sort(key=lambda t: (t.issue, t.due))
         host = self.costs.hardware
-        host_s = (host.host_s if context.plain else host.runtime_host_s) * issued
-        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers), host_s)
+        beside = Beside((host.host_s if context.plain else host.runtime_host_s) * issued, self._slowed)
+        return Profile(len(task_s), tuple(intervals), tuple(extra), tuple(task_s), tuple(transfers), beside)
 
     def _decided(self, plan: Plan) -> Iterator[tuple[Block, Decision | None]]:
         decisions = {self.index.block(d.storage).id: d for d in plan.decisions}
@@ -107,8 +116,8 @@ class Composer:
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
-        for choice in (c for c in plan.choices if c.mask_in_pool and c.op == "relu"):
-            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+        for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
+            for task in self.index.backward_of(call):
                 written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
                 found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
@@ -121,8 +130,8 @@ class Composer:
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         algorithms: dict[int, str] = {}
-        for choice in (c for c in plan.choices if c.algorithm):
-            algorithms |= self._of_call(choice, self.index.covered[choice.covered].index)
+        for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
+            algorithms |= self._of_call(choice, call)
         seconds = list(self.task_s)
         for task, name in algorithms.items():
             seconds[task] = self.costs.task_s(task, name)
@@ -131,8 +140,15 @@ class Composer:
     def _of_call(self, choice: CallChoice, call: int) -> dict[int, str]:
         """The algorithms, by task, that a choice names for a call; of a task that has none of that name nothing."""
         known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
-        wanted = {t: of_part(choice.algorithm, self.graph.tasks[t].part_name) for t in known}
-        return {t: name for t, name in wanted.items() if name in known[t]}
+        parts = {t: self.graph.tasks[t].part_name for t in known}
+        wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
+        found = {t: name for t, name in wanted.items() if name in known[t]}
+        if not found:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
+                f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
+            )
+        return found
 
     def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
         chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}

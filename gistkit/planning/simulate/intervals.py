@@ -57,6 +57,13 @@ Load = tuple[int, int, int, float]
 """A transfer: the tasks at which it is issued and due, direction (0 to the host, 1 back), seconds alone on the link."""
 
 
+class Beside(NamedTuple):
+    """By task: seconds in which the host issues it, and the share by which a transfer beside it makes it longer."""
+
+    host_s: np.ndarray
+    slowed: np.ndarray
+
+
 def load_of(transfer: Transfer, costs: CostTable) -> Load:
     """A transfer as the link's clock takes it."""
     back = transfer.direction == "h2d"
@@ -64,32 +71,34 @@ def load_of(transfer: Transfer, costs: CostTable) -> Load:
 
 
 def delays(
-    task_s: Sequence[float] | np.ndarray,
-    loads: Iterable[Load],
-    shared: float,
-    host_s: np.ndarray,
-    most_s: float = np.inf,
+    task_s: Sequence[float] | np.ndarray, loads: Iterable[Load], shared: float, beside: Beside, most_s: float = np.inf
 ) -> np.ndarray:
     """Seconds by which every task, and last the step's end, come later than tasks of ``task_s`` in a row: a task begins
     when the host has issued it, the one before has ended, and every transfer due before it is done. It ends once there
     are more than ``most_s``.
 
     Event by event: a direction is first in, first out, so how much of it is done is one number, and rates only change
-    when a queue runs empty. ``shared``: ``Hardware.shared_rate``; ``host_s``: by task, the host's.
+    when a queue runs empty. ``shared``: ``Hardware.shared_rate``. What transfers slow is taken as spread evenly between
+    two events: of the seconds that the tasks in between would take more beside the link, the share during which it is
+    busy.
     """
     begins = np.concatenate(((0.0,), np.cumsum(task_s)))
     # a task that waits for the host makes all later ones wait: the delay of one is the most of those up to it
-    late = np.maximum.accumulate(np.cumsum(host_s) - begins[:-1])
+    late = np.maximum.accumulate(np.cumsum(beside.host_s) - begins[:-1])
     found = np.append(late, late[-1])
     ordered = sorted(loads)
     if not ordered:
         return found
+    slowed = np.concatenate(((0.0,), np.cumsum(beside.slowed * task_s))).tolist()
     starts, host, due = begins.tolist(), found.tolist(), {load[1]: [0.0, 0.0] for load in ordered}
     tasks = sorted({*due, *(load[0] for load in ordered)})
     ordered.append((len(starts), 0, 0, 0.0))
-    left, sent, now, total_s, position = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0
+    left, sent, now, total_s, position, before = [0.0, 0.0], [0.0, 0.0], 0.0, 0.0, 0, 0
     for task in tasks:
-        need, total_s = due.get(task), max(total_s, host[task])
+        need, more_s = due.get(task), slowed[task] - slowed[before]
+        if more_s > 0:
+            total_s += more_s * _busy(left, starts[task] - starts[before] + more_s, shared)
+        total_s, before = max(total_s, host[task]), task
         begin = starts[task] + total_s
         if begin > now:
             if left[0] > 0 or left[1] > 0:
@@ -106,6 +115,12 @@ def delays(
         while ordered[position][0] == task:
             position = _issue(ordered[position], left, sent, due, position)
     return np.maximum.accumulate(found)
+
+
+def _busy(left: Sequence[float], span: float, shared: float) -> float:
+    """The share of a span during which a direction is busy, of which so many seconds are ``left``."""
+    less, more = sorted(left)
+    return min(1.0, (less / shared + more - less) / span)
 
 
 def _issue(load: Load, left: list[float], sent: list[float], due: dict[int, list[float]], position: int) -> int:

@@ -3,7 +3,8 @@
 One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
 The host issues task after task (``Hardware.host_s``, ``runtime_host_s``), reruns and transfers as tasks too. A task
 begins when it is issued, the one before has ended and every transfer due before it is done; a transfer begins when the
-task at whose start it is issued does. Between two sub-batches the host is not ahead of the device.
+task at whose start it is issued does. While transfers run, tasks that moving bytes bounds take longer by
+``Hardware.link_interference``. Between two sub-batches the host is not ahead of the device.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class Simulation:
     """What a step holds and takes.
 
     ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
-    ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting for link and host
-    (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and
+    ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting for link and host with
+    what transfers slow (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and
     ``start_s``, by task, those of one.
     """
 
@@ -50,7 +51,7 @@ class Simulator(Composer):
         memory = memory_bytes(composed.intervals, composed.tasks, reserve)
         busy_s = np.array(composed.task_s) + composed.extra_s
         loads = [load_of(t, self.costs) for t in composed.transfers]
-        late_s = delays(busy_s, loads, self.costs.hardware.shared_rate, composed.host_s)
+        late_s = delays(busy_s, loads, self.costs.hardware.shared_rate, composed.beside)
         starts = np.cumsum(busy_s) - busy_s + late_s[:-1]
         out, back = (sum(t.nbytes for t in composed.transfers if t.direction == d) for d in ("d2h", "h2d"))
         times, peak, stall_s = plan.sub_batches, max(memory), float(late_s[-1])

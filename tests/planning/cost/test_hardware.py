@@ -1,5 +1,6 @@
 """Hardware: presets, JSON both ways, and the text of every refusal."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,12 @@ def test_presets():
 @pytest.mark.parametrize("name", PRESETS)
 def test_json_both_ways(name):
     assert Hardware.from_json(PRESETS[name].to_json()) == PRESETS[name]
+
+
+def test_a_file_from_before_a_figure_was_measured_loads():
+    older = json.loads(PRESETS["h200"].to_json())
+    del older["link_interference"]
+    assert Hardware.from_json(json.dumps(older)) == PRESETS["h200"] and PRESETS["h200"].link_interference == 0
 
 
 def test_what_hardware_takes(tmp_path):

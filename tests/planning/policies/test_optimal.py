@@ -32,7 +32,9 @@ CPU = hardware("cpu")
 # Slow enough that a transfer takes as long as several layers, fast enough that some of it is hidden.
 LINKED = replace(CPU, d2h_gbps=6.0, h2d_gbps=8.0, both_gbps=14.0, launch_s=1e-7)
 SHARED = replace(LINKED, both_gbps=9.0)
-CUDA = replace(LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321, runtime_host_s=3e-5)
+CUDA = replace(
+    LINKED, async_counts=True, codec_slowdown=1.0, libraries_bytes=4321, runtime_host_s=3e-5, link_interference=0.3
+)
 FIXED = {"time_limit_s": 20}
 NEAR = 1.01
 """What the search promises: within 1 % of the best plan, above what the gap says no plan is below."""

@@ -146,3 +146,17 @@ def test_the_host_waits_for_no_size_of_what_goes_to_the_host():
     for codec in ("dense", "zvc"):
         plan = plan_of(CHAIN, Decision(RELU.storage, codec, "host", release=4, prefetch=6))
         assert step_s(CHAIN, plan, ahead, measured_s=sizes) == pytest.approx(11 + 0.4, abs=1e-3)
+
+
+def test_transfers_slow_the_tasks_beside_them_that_move_bytes():
+    # 2 s out from task 2 on, before task 5, and 2 s back from task 5 on, before task 7. At a share of a quarter tasks
+    # that moving bytes bounds take 1.25 s beside a transfer: three of them 3.75 s, 2 s of which the link is busy.
+    host = Decision(RELU.storage, "dense", "host", release=5, prefetch=5, ready=7)
+    plan, device = plan_of(CHAIN, host), replace(link(2.0, 2.0), link_interference=0.25)
+    assert step_s(CHAIN, plan, replace(device, link_interference=0.0), measured_s=EVERY) == pytest.approx(11)
+    assert step_s(CHAIN, plan, device, measured_s=EVERY) == pytest.approx(11 + 0.75 * 2 / 3.75 + 0.5 * 2 / 2.5)
+    assert step_s(CHAIN, plan_of(CHAIN), device, measured_s=EVERY) == 11, "nothing is sent"
+    slow = replace(device, flops=dict.fromkeys(device.flops, 1.0))
+    table = cost_table(CHAIN, slow)
+    assert {table.slowed(t) for t in CHAIN.tasks if t.flops} == {0.0}, "arithmetic bounds them"
+    assert step_s(CHAIN, plan, slow, measured_s=EVERY) < step_s(CHAIN, plan, device, measured_s=EVERY)

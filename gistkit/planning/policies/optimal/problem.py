@@ -87,7 +87,7 @@ class Problem:
         self.tasks = profile.tasks
         self.base_bytes = level_of([Delta.of(rest, self.costs)], np.zeros(self.tasks, dtype=np.int64))
         self.base_s = np.array(profile.task_s) + np.array(profile.extra_s)
-        self.task_s, self.host_s, self.issue_s = profile.task_s, profile.host_s, self.costs.hardware.runtime_host_s
+        self.task_s, self.beside, self.issue_s = profile.task_s, profile.beside, self.costs.hardware.runtime_host_s
         self.idle = IDLE if self.issue_s else 0.0
         groups = [self._possible(block, variants) for block, variants in zip(self.blocks, forms, strict=True)]
         self.first_segment = len(groups)

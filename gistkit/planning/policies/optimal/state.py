@@ -20,7 +20,7 @@ import numpy as np
 from gistkit.planning.forms import MAX_DEPTH
 from gistkit.planning.policies.optimal.problem import NOTHING, SETTLING, Problem, Requirement, SourceUse
 from gistkit.planning.policies.optimal.variants import Delta
-from gistkit.planning.simulate import Context, Load, delays, used_at
+from gistkit.planning.simulate import Beside, Context, Load, delays, used_at
 
 YIELDS = 20  # rounds in which variants may give way to one step
 
@@ -48,7 +48,7 @@ class IncrementalState:
         self._deltas = [Delta()] * len(problem.groups)
         self._encoded: list[tuple[int, int]] = []
         self._scratches = Context(problem.index)
-        self.level, self._task_s, self._host_s = problem.base_bytes, problem.base_s, problem.host_s
+        self.level, self._task_s, self._host_s = problem.base_bytes, problem.base_s, problem.beside.host_s
         changes = dict(enumerate(taken))
         for segment, members in problem.members.items():
             if (taken[segment] == 1) != all(taken[g] == v for g, v in members):
@@ -216,7 +216,8 @@ class IncrementalState:
         return compute_s + self._late_s(*self._seconds_after(step), loads, most_s - compute_s)
 
     def _late_s(self, task_s: np.ndarray, host_s: np.ndarray, loads: Collection[Load], most_s: float = np.inf) -> float:
-        return float(delays(task_s, loads, self._problem.costs.hardware.shared_rate, host_s, most_s)[-1])
+        beside = Beside(host_s, self._problem.beside.slowed)
+        return float(delays(task_s, loads, self._problem.costs.hardware.shared_rate, beside, most_s)[-1])
 
     def _sent(self, but: Collection[int]) -> list[Load]:
         return [load for g, delta in enumerate(self._deltas) if delta.loads and g not in but for load in delta.loads]
