@@ -16,8 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.rows import read
-from gistkit.benchmark.measure import environment, utc
+from bench.rows import environment, read, utc
 from gistkit.training import Accuracy, AccuracySettings
 
 NETWORKS = {"alexnet": 64, "overfeat": 231, "nin": 64, "vgg16": 64, "squeezenet": 64, "googlenet": 64}
@@ -36,7 +35,8 @@ def rows(name: str, options: argparse.Namespace) -> list[Row]:
         (result,) = experiment.run()
         common = {"kind": "density", "time_utc": utc(), **environment(options.device), **about}
         common["accuracy"] = result.accuracies[0]
-        return [{**common, **row} for row in experiment.densities()]
+        epochs = read(Path(folder) / "rows.jsonl")
+        return [{**common, **row} for epoch in epochs for row in epoch["densities"]]
 
 
 def shown(found: list[Row]) -> str:

@@ -131,7 +131,8 @@ def _check_calls(contract: Contract, graph: SavedGraph, autocast: str | None = N
         if 0 in got.shape and 0 not in expected.shape:
             raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
         if expected.geometry != got.geometry:
-            raise PlanMismatchError(*(f"call {i} to be {_name(c)}{_arguments(c)}" for c in (expected, got)), AGAIN)
+            wanted, had = (f"call {i} to be {_name(c)}{_arguments(c)}" for c in (expected, got))
+            raise PlanMismatchError(wanted, had, AGAIN)
 
 
 def _name(call: PlannedCall) -> str:

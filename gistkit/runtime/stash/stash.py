@@ -18,7 +18,7 @@ import torch
 from torch._prims_common import suggest_memory_format
 
 from gistkit.kernels import is_dense
-from gistkit.nn.keep import Coded, Kept, SavedAsIs, is_retained
+from gistkit.nn.keep import Coded, Kept, is_retained
 
 DENSE_VALUES = methodcaller("dense")
 """The unpack half of a saved-tensor hook whose pack half gives a hold."""
@@ -68,7 +68,8 @@ class RebuiltBody:
     def __init__(self, dense: Callable[[], torch.Tensor]) -> None:
         self.dense = dense
 
-    relu_backward = SavedAsIs.relu_backward
+    def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.threshold_backward(grad, self.dense(), 0)
 
 
 class Stash:
