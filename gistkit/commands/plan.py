@@ -138,7 +138,9 @@ def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | Non
 def policies_table(rows: Sequence[Row], budget_bytes: int | None, batch_norm: bool = False) -> Table:
     """Predicted peak and time of every policy; ``batch_norm`` says that sub-batches would change statistics."""
     limit = "no budget" if budget_bytes is None else f"budget {mib(budget_bytes)} MiB"
-    caption = "beside plain PyTorch; /2: in two sub-batches, * with other statistics of the batch norms"
+    several = any(row.plan is not None and row.plan.sub_batches > 1 for row in rows)
+    caption = "beside plain PyTorch" + ("; /2: in two sub-batches" if several else "")
+    caption += ", * with other statistics of the batch norms" if several and batch_norm else ""
     columns = ("policy", ">peak MiB", ">ms/step", ">slower", "class", "fits")
     shown = table(f"policies, {limit}", *columns, caption=caption)
     plain = next(r.plan for r in rows if r.policy == "plain")
