@@ -65,7 +65,7 @@ class RebuiltBody:
     __slots__ = ("dense",)
     nbytes = 0
 
-    def __init__(self, dense: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, dense: Callable[..., torch.Tensor]) -> None:
         self.dense = dense
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.intervals import Transfer, delays, load_of
+from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
 from tests.support.peaks import held_step, peaks_of_steps
@@ -73,7 +73,7 @@ def carried(transfers, costs):
     for place, last in enumerate(transfers):
         due = (1 if i <= place and t.direction == last.direction else 2 for i, t in enumerate(transfers))
         loads = [load_of(t._replace(due=task), costs) for t, task in zip(transfers, due, strict=True)]
-        ends.append(delays(np.zeros(2), loads, costs.hardware.shared_rate, np.zeros(2))[1])
+        ends.append(delays(np.zeros(2), loads, costs.hardware.shared_rate, Beside(np.zeros(2), np.zeros(2)))[1])
     return ends
 
 
