@@ -88,9 +88,14 @@ class Spill:
             self._free[key].append(memory)
 
     def _made(self, size: int, device: torch.device) -> torch.Tensor | None:
-        """One span more, within the limit."""
-        if size > self._limit(device, self.held_bytes) - self.held_bytes:
-            return None
+        """One span more; where the limit is reached, in place of those that are free."""
+        left_bytes = self._limit(device, self.held_bytes) - self.held_bytes
+        if size > left_bytes:
+            free_bytes = sum(length * len(spans) for (_, length), spans in self._free.items())
+            if size > left_bytes + free_bytes:
+                return None
+            self._free.clear()
+            self.held_bytes -= free_bytes
         try:
             with _disable_current_modes():
                 memory = self._make(size, device)
