@@ -20,7 +20,7 @@ class SmallViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, 64, 8, 8)
         layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, activation="gelu", batch_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.layers = nn.TransformerEncoder(layer, 6, enable_nested_tensor=False)
         self.head = nn.Linear(64, 10)
 
     def forward(self, x):

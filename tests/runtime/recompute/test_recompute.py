@@ -14,14 +14,14 @@ import gistkit
 from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
-from tests.support.models import DenseNet, UNet, convolutions
+from tests.support.models import DenseNet, UNet, bottlenecks
 from tests.support.predicted import steady_peak_bytes
 from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured
 from tests.support.training import assert_same, batches
 
 NETS = {
     "dropout": (lambda: chain(dropout=0.3), 8, 4, F.cross_entropy),
-    "convolutions": (convolutions, 32, 3, F.cross_entropy),
+    "bottlenecks": (bottlenecks, 32, 4, F.cross_entropy),
     "densenet": (DenseNet, 8, 4, F.cross_entropy),
     "unet": (UNet, 8, 3, by_pixel),
 }
