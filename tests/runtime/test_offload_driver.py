@@ -1,8 +1,5 @@
 """What the offloader asks of the CUDA driver, and what a parcel costs the host in Python calls."""
 
-import ctypes
-import sys
-
 import pytest
 import torch
 
@@ -12,8 +9,6 @@ from gistkit.kernels import ops
 from gistkit.kernels.launch import direct
 from gistkit.kernels.launch.tiling import Ready
 from gistkit.kernels.sparse.lane import Ships
-from gistkit.runtime.offload.backends import CpuBackend
-from gistkit.runtime.offload.lanes import Packing
 from gistkit.runtime.offload.offloader import Offloader
 from tests.support.fake_driver import COMPUTE, D2H, H2D, cuda_backend
 from tests.support.tensors import same_bits
@@ -136,76 +131,3 @@ def test_events_are_used_again(backend, library):
             parcel.prefetch()
             parcel.get()
     assert library.made <= 8
-
-
-def calls(work):
-    """Calls of Python functions and built-in ones."""
-    count = -1  # the one that ends it
-
-    def profiler(_frame, event, _arg):
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(profiler)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-    return count
-
-
-def calls_of_a_parcel(offloader, encode):
-    """Of a put, a release, a prefetch, a get and a drop, the fourth time."""
-    x = torch.relu(torch.randn(8, 32, 16, 16))
-
-    def turn():
-        what, parcels = encode(x), [offloader.put(encode(x))]
-        return [
-            calls(lambda: parcels.append(offloader.put(what))),
-            calls(lambda: parcels[1].release()),
-            calls(lambda: parcels[1].prefetch()),
-            calls(lambda: parcels[1].get()),
-            calls(lambda: parcels.pop()),
-        ]
-
-    return [turn() for _ in range(4)][-1]
-
-
-class Nothing(CpuBackend):
-    """A device that does nothing of what is enqueued."""
-
-    def run(self, stream, kernel, *tensors):
-        if isinstance(kernel, Packing):
-            tensors[6].zero_()  # the place
-
-
-ENCODED = {"dense": torch.clone, "zvc": lambda x: codec("zvc").begin(x)}
-
-
-@pytest.mark.parametrize(("name", "most"), [("dense", 80), ("zvc", 132)])
-def test_calls_of_a_parcel(name, most):
-    """160 and 356 before they were counted; the device's own are not in them."""
-    counts = calls_of_a_parcel(Offloader(Nothing(), 16 * MIB, NO_BOUND, NO_BOUND, 4 * MIB), ENCODED[name])
-    assert sum(counts) <= most, counts
-
-
-@pytest.mark.parametrize(("name", "most"), [("dense", 116), ("zvc", 194)])
-def test_calls_of_a_parcel_with_those_of_the_driver(backend, monkeypatch, name, most):
-    """The lane's launches are ready ones, and so are the driver's functions: each counts as one."""
-
-    def launched(*arguments):
-        if len(arguments) == 17:  # ship_kernel: nothing is stored, at the lane's first byte
-            ctypes.memset(arguments[15], 0, 16)
-
-    def ships(slots, bits, device):
-        made = Ships(slots, bits, 0)
-        for ready, numbers in ((made._index, 1), (made._ship, 1)):
-            ready._found, ready._wide = (launched, 0, (), False), [0] * numbers
-        return made
-
-    monkeypatch.setattr(direct, "ships", ships)
-    for function in ("copy", "record", "wait", "query"):
-        setattr(backend.driver, function, lambda *arguments: 0)
-    offloader = Offloader(backend, 16 * MIB, NO_BOUND, NO_BOUND, 4 * MIB)
-    counts = calls_of_a_parcel(offloader, ENCODED[name])
-    assert sum(counts) <= most, counts
