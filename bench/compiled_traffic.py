@@ -181,9 +181,10 @@ class Traffic:
                 continue
             buffer = re.findall(rf"(?:reinterpret_tensor\()?{NAME}", argument)[0].removeprefix("reinterpret_tensor")
             width = widths[buffer] = WIDTHS.get(kind[1:], 4)
-            places = [len(re.findall(rf"tl\.(?:load|store|atomic_add)\({pointer} ", part)) for part in loops]
-            size = min(counts.get(buffer, most), most * max(sum(places), 1)) * width
-            total += size * (max(sum(map(bool, places)), 1) if size > L2_BYTES else 1)
+            for what in ("load", "store|atomic_add"):
+                places = [len(re.findall(rf"tl\.(?:{what})\({pointer} ", part)) for part in loops]
+                size = min(counts.get(buffer, most), most * sum(places)) * width
+                total += size * (sum(map(bool, places)) if size > L2_BYTES else 1)
         text = re.sub(r"\b(in_out|in|out)_ptr\d+\b", "p", body)
         self.moved[text] += total
         self.names[text] = name

@@ -16,6 +16,7 @@ from torch import fx
 from gistkit.compiled import compat, edit, pools
 from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
@@ -149,7 +150,10 @@ class Moves:
     def _rebuild(self, cone: edit.Cone) -> None:
         if not self.pair.is_saved(cone.root):
             return
-        edit.rebuild(self.pair, cone, True if self.settings.exact else None, laid_out=self._same)
+        if self.settings.exact:
+            edit.rebuild(self.pair, cone, laid_out=self._same)
+        else:
+            rebuild_late(self.pair, cone)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
         self._made[node.name] = packing.described(
             node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"
