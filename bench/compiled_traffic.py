@@ -247,7 +247,6 @@ def main(argv: list[str] | None = None) -> int:
         gpu_code.pretend_gpu(patch)
         for module in (moves, partitioner):
             patch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
-            patch.setattr(module, "on_gpu", lambda graph: True)
         for block in words.blocks.split(","):
             plain, _, _ = traffic(block, words.batch, None)
             for fidelity in words.classes.split(","):

@@ -15,27 +15,23 @@ from gistkit.compiled.edit import Builder
 from gistkit.compiled.split import is_tensor, value
 
 aten = torch.ops.aten
-_SHAPE_ONLY = {
-    "max_pool2d_with_indices_backward": 1,
-    "avg_pool2d_backward": 1,
-    "avg_pool3d_backward": 1,
-    "_adaptive_avg_pool2d_backward": 1,
-    "_adaptive_avg_pool3d_backward": 1,
-}
+_SHAPE_ONLY = frozenset({
+    aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
+})  # fmt: skip
+"""Their second operand is read for its shape alone."""
 
 
 def shape_only_operands(graph: fx.Graph) -> int:
     """Put stand-ins in place of operands of which only the shape is read; returns how many."""
-    targets = {getattr(aten, name).default: i for name, i in _SHAPE_ONLY.items() if hasattr(aten, name)}
     count = 0
     for node in list(graph.nodes):
-        index = targets.get(node.target) if node.op == "call_function" else None
-        x: Any = None if index is None else node.args[index]
-        if index is None or not is_tensor(x) or x.target is aten.expand.default:
+        x: Any = node.args[1] if node.op == "call_function" and node.target in _SHAPE_ONLY else None
+        if not is_tensor(x) or x.target is aten.expand.default:
             continue
         build = Builder(graph, node, backward=True)
         one = build.full([], 0, value(x).dtype, value(x).device)
-        node.update_arg(index, build(aten.expand.default, one, build.sizes(x)))
+        node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     return count
 

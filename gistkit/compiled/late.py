@@ -10,7 +10,7 @@ residual branch reads too is written by the kernel that writes the activation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
@@ -30,7 +30,7 @@ def rebuild_late(pair: Pair, cone: Cone) -> None:
     """Save ``cone.root`` no more; backward computes it where its leaves are read, or before its first reader."""
     place = pair.place(cone.root)
     sink_views(place)
-    large = [leaf for leaf in cone.leaves if is_tensor(leaf) and value(leaf).shape == value(cone.root).shape]
+    large = [leaf for leaf in cone.leaves if is_tensor(leaf) and elements(leaf) == elements(cone.root)]
     _split_convolutions(pair, place, cone, large)
     end = _defer(pair, place, large)
 
@@ -71,7 +71,8 @@ def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.N
     """Make two calls of each convolution's backward that reads ``place`` and gives two gradients. That of the input
     reads but the shape and layout of ``place``, and is given another tensor that has both."""
     x = value(cone.root)
-    same = next((n for n in large if value(n).dtype == x.dtype and value(n).stride() == x.stride()), None)
+    likes = (n for n in large if value(n).shape == x.shape and value(n).stride() == x.stride())
+    same = next((n for n in likes if value(n).dtype == x.dtype), None)
     graph = pair.backward.graph
     for node in list(place.users) if same is not None else ():
         if node.target is not _CONVOLUTION or node.args[1] is not place or not all(node.args[10][:2]):  # type: ignore[index]
@@ -115,8 +116,8 @@ def _store_shared(graph: fx.Graph, made: fx.Node) -> bool:
     the next call of a library; whether there is one."""
     known = {made}
     for node in [u for u in made.users if _fused(u)]:
-        end = min((n for n in _dependents([node]) if _library(n)), default=None)
-        for n in _between(node.prev, end) if end is not None else ():
+        end = min((n for n in _dependents([node]) if _library(n)), default=node)
+        for n in _between(node.prev, end):
             if known.isdisjoint(n.all_input_nodes) or not _fused(n):
                 continue
             known.add(n)
@@ -131,18 +132,17 @@ def _store_shared(graph: fx.Graph, made: fx.Node) -> bool:
 
 def _divide(graph: fx.Graph, made: fx.Node, end: fx.Node, make: Callable[[fx.Node], fx.Node]) -> None:
     """Give each sum before ``end`` of what is computed from ``made`` a copy of its own of that."""
-    inside = {made: None}
+    inside = [made]
     for node in _between(made, end):
-        if not inside.keys().isdisjoint(node.all_input_nodes) and _fused(node):
-            inside[node] = None
+        if not set(inside).isdisjoint(node.all_input_nodes) and _fused(node):
+            inside.append(node)
     for total in [n for n in _between(made, end) if n.target in _SUMS and n.args[0] in inside]:
         here = {made: make(total)}
-        needed = _ancestors(total, inside)
-        for node in inside:
-            if node in needed and node is not made:
+        for node in inside:  # what the sum does not need is dead code
+            if made < node < total:
                 with graph.inserting_before(total):
                     here[node] = graph.node_copy(node, lambda n, here=here: here.get(n, n))
-        total.update_arg(0, here[total.args[0]])
+        total.update_arg(0, here[total.all_input_nodes[0]])
 
 
 def _between(first: fx.Node, end: fx.Node) -> list[fx.Node]:
@@ -159,14 +159,3 @@ def _fused(node: fx.Node) -> bool:
     tags = getattr(node.target, "tags", ())
     known = torch.Tag.pointwise in tags or node.target is torch.ops.prims.convert_element_type.default
     return known and LOADS not in node.meta
-
-
-def _ancestors(node: fx.Node, within: Collection[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = [n for n in node.all_input_nodes if n in within]
-    while stack:
-        n = stack.pop()
-        if n not in found:
-            found.add(n)
-            stack.extend(m for m in n.all_input_nodes if m in within)
-    return found

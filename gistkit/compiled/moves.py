@@ -44,13 +44,8 @@ class Settings:
 def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
     """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
     Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
-    return settings.exact and on_gpu(graph)
-
-
-def on_gpu(graph: fx.GraphModule) -> bool:
-    """Whether an input of a graph is elsewhere than on the CPU."""
     placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
-    return any(x.device.type != "cpu" for x in placed)
+    return settings.exact and any(x.device.type != "cpu" for x in placed)
 
 
 class Moves:
