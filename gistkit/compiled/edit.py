@@ -86,14 +86,10 @@ class Builder:
         return self(torch.ops.aten.full.default, list(shape), fill, **words)
 
 
-def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: bool = False) -> None:
-    """Save ``cone.root`` no more; backward computes it from the cone's leaves.
-
-    ``materialise``: once for all its readers, as a buffer of its own, after the gradient that the first of them needs.
-    False: a copy of the cone stands before each reader, to be fused into it; readers next to each other share one.
-    None: a buffer for the readers that Inductor cannot fuse and for those right behind them, copies for the others.
-    ``laid_out``: such a buffer has the layout that forward gives to what it saves, and a leaf of which a view is saved
-    is read through that.
+def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
+    """Save ``cone.root`` no more; backward computes it from the cone's leaves: once for all its readers, as a buffer of
+    its own, after the gradient that the first of them needs. ``laid_out``: that buffer has the layout that forward
+    gives to what it saves, and a leaf of which a view is saved is read through that.
 
     Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
@@ -111,20 +107,21 @@ def rebuild(pair: Pair, cone: Cone, materialise: bool | None = True, laid_out: b
         return build(torch.ops.aten.reshape.default, places[leaf], build.sizes(leaf))
 
     def make(build: Builder) -> fx.Node:
-        made = _copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
-        fused_in_fp32 = not materialise and value(made).dtype in (torch.bfloat16, torch.float16)
-        return build(rounding(), made) if fused_in_fp32 else made  # as its readers would read it from memory
+        return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
 
-    _replace(pair, pair.place(cone.root), make, materialise, _strides(pair, cone.root) if laid_out else None)
+    _replace(pair, pair.place(cone.root), make, True, _strides(pair, cone.root) if laid_out else None)
     pair.forget(cone.root)
 
 
 def encode(
     pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False, apart: bool = False
 ) -> list[fx.Node]:
-    """Save a tensor in another form: encoded right behind its producer, decoded in backward, ``materialise`` as for
-    :func:`rebuild`. ``apart``: encoded in a kernel of its own, decoded to the layout that forward gives to what it
-    saves. Returns the payload, nodes of forward."""
+    """Save a tensor in another form: encoded right behind its producer, decoded in backward.
+
+    ``materialise``: once for all its readers, as by :func:`rebuild`. False: before each reader, to be fused into it;
+    readers next to each other share one. None: a buffer for the readers that Inductor cannot fuse and for those right
+    behind them, copies for the others. ``apart``: encoded in a kernel of its own, decoded to the layout that forward
+    gives to what it saves. Returns the payload, nodes of forward."""
     build = Builder(pair.forward.graph, _behind(node))
     payload = list(form.encode(build, node))
     if apart:
@@ -175,7 +172,7 @@ def _behind(node: fx.Node) -> fx.Node:
     return after
 
 
-def _copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
+def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
     """A cone's nodes, copied to backward over what stands for the leaves there."""
     here = dict(leaves)
     rounded: dict[fx.Node, fx.Node] = {}

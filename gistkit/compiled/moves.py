@@ -16,6 +16,7 @@ from torch import fx
 from gistkit.compiled import compat, edit, pools
 from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
@@ -43,13 +44,8 @@ class Settings:
 def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
     """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
     Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
-    return settings.exact and on_gpu(graph)
-
-
-def on_gpu(graph: fx.GraphModule) -> bool:
-    """Whether an input of a graph is elsewhere than on the CPU."""
     placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
-    return any(x.device.type != "cpu" for x in placed)
+    return settings.exact and any(x.device.type != "cpu" for x in placed)
 
 
 class Moves:
@@ -149,7 +145,10 @@ class Moves:
     def _rebuild(self, cone: edit.Cone) -> None:
         if not self.pair.is_saved(cone.root):
             return
-        edit.rebuild(self.pair, cone, True if self.settings.exact else None, laid_out=self._same)
+        if self.settings.exact:
+            edit.rebuild(self.pair, cone, laid_out=self._same)
+        else:
+            rebuild_late(self.pair, cone)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
         self._made[node.name] = packing.described(
             node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"

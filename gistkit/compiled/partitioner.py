@@ -12,7 +12,7 @@ from torch import fx
 
 from gistkit.compiled import compat, joint, record
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.moves import Moves, Settings, on_gpu, same_kernels
+from gistkit.compiled.moves import Moves, Settings, same_kernels
 from gistkit.compiled.split import Pair
 from gistkit.version import VERSION
 
@@ -31,9 +31,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    rewrites = (
-        {} if same_kernels(settings, joint_graph) else joint.rewritten(joint_graph, pools=not on_gpu(joint_graph))
-    )
+    rewrites = {} if same_kernels(settings, joint_graph) else joint.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gistkit.compiled import Cone, Pair, rebuild
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.split import is_tensor
 from tests.support.compiled_cases import assert_same, case, run_edited
 
@@ -32,7 +33,7 @@ def pointwise_cone(pair: Pair, root, limit=12):
     return Cone(root, tuple(nodes), tuple(leaves)) if 0 < len(nodes) <= limit and nodes != [root] else None
 
 
-def rebuild_some(materialise):
+def rebuild_some(made):
     def edit(pair):
         done = 0
         for root in list(pair.tensors):
@@ -42,21 +43,21 @@ def rebuild_some(materialise):
                 continue
             cone = pointwise_cone(pair, root)
             if cone is not None and not any(pair.is_overwritten(leaf) for leaf in cone.leaves):
-                rebuild(pair, cone, materialise)
+                made(pair, cone)
                 done += 1
         assert done
 
     return edit
 
 
-@pytest.mark.parametrize(("name", "materialise"), [("conv", True), ("conv", False), ("block", None)])
-def test_rebuilt_cones_give_the_same_bits(name, materialise):
+@pytest.mark.parametrize(("name", "made"), [("conv", rebuild), ("conv", rebuild_late), ("block", rebuild_late)])
+def test_rebuilt_cones_give_the_same_bits(name, made):
     model, x, y = case(name)
     plain = run_edited(None, model, x, y)
-    assert_same(plain, run_edited(rebuild_some(materialise), model, x, y))
+    assert_same(plain, run_edited(rebuild_some(made), model, x, y))
 
 
 def test_rebuilt_cones_with_symbolic_sizes():
     model, x, y = case("conv")
     plain = run_edited(None, model, x, y, dynamic=True)
-    assert_same(plain, run_edited(rebuild_some(True), model, x, y, dynamic=True))
+    assert_same(plain, run_edited(rebuild_some(rebuild), model, x, y, dynamic=True))

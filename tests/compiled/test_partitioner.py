@@ -52,18 +52,6 @@ def test_sizes_that_change_from_call_to_call(name):
         assert_same(some, others)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])  # a pool's backward as one operator or as additions
-def test_masks_move_behind_max_pools(deterministic):
-    torch.use_deterministic_algorithms(deterministic)
-    model, x, y = case("vgg")
-    plain, _ = run(loss_of, model, [(x, y)], None)
-    ours, (graph,) = run(loss_of, model, [(x, y)], SETTINGS)
-    assert_same(plain[0], ours[0])
-    assert dict(graph.rewrites)["masks of ReLUs that a max-pool's output tells"] == 2
-    masks = [row.shape for row in graph.rows if row.dtype == "bool" and len(row.shape) == 4]
-    assert masks.count((8, 8, 16, 16)) <= 1  # the second ReLU's moved behind its pool
-
-
 def test_lossy_forms_round_activations_alone():
     model, x, y = case("vgg", rows=32)
     plain, _ = run(loss_of, model, [(x, y)], None)

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from gistkit.compiled.edit import rebuild
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.cones import planned, readers_first, rebuild_saved
+from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, describe
 from gistkit.compiled.rebuilds.min_cut import cheapest
 from gistkit.compiled.rebuilds.rounding import Roundings
@@ -91,15 +92,15 @@ def test_a_rebuild_reads_another_that_forward_loads_from_memory():
     assert choice.kept_bytes == choice.plain_bytes - 300
 
 
-@pytest.mark.parametrize("materialise", [True, None])
-def test_a_chain_of_blocks_is_rebuilt_from_buffers(materialise):
+@pytest.mark.parametrize("made", [rebuild, rebuild_late])
+def test_a_chain_of_blocks_is_rebuilt_from_buffers(made):
     model, (_, x, y), seen = resnet(Residual(8, 8), Residual(8, 8), Residual(8, 8)), case("resnet"), []
 
     def edit(pair):
         _, cones = planned(pair, limits=Limits(least_bytes=1))
         seen.extend(cone for cone in cones if cone.loaded)
         for cone in readers_first(reversed(cones)):
-            rebuild(pair, cone, materialise)
+            made(pair, cone)
 
     assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
     assert seen
@@ -199,18 +200,20 @@ def images_net(*blocks):
 CASES = {
     "mobile": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.hardswish)),
     "gated": Gated,
-    "group norm": lambda: images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU()),
 }
 
 
-def choice_of(name, materialise, dynamic=False):
+def choice_of(name, made, dynamic=False):
     """The choice for a network's step, whose bits are those of the same step without rebuilds."""
     found = []
     NETS.update(CASES)
     model, x, y = case(name)
 
     def edit(pair):
-        found.append(rebuild_saved(pair, limits=Limits(least_bytes=256), materialise=materialise))
+        choice, cones = planned(pair, limits=Limits(least_bytes=256))
+        for cone in cones:
+            made(pair, cone)
+        found.append(choice)
 
     plain = run_edited(None, model, x, y, dynamic=dynamic)
     assert_same(plain, run_edited(edit, model, x, y, dynamic=dynamic))
@@ -218,18 +221,18 @@ def choice_of(name, materialise, dynamic=False):
 
 
 @pytest.mark.parametrize(
-    ("name", "materialise", "gain"),
-    [("resnet", None, 1.2), ("transformer", True, 1.3), ("mobile", True, 1.6), ("group norm", None, 1.3)],
+    ("name", "made", "gain"),
+    [("resnet", rebuild, 1.2), ("transformer", rebuild_late, 1.3), ("mobile", rebuild_late, 1.6)],
 )
-def test_rebuilt_networks_have_the_same_bits(name, materialise, gain):
-    choice = choice_of(name, materialise)
+def test_rebuilt_networks_have_the_same_bits(name, made, gain):
+    choice = choice_of(name, made)
     assert choice.cones and choice.plain_bytes > gain * choice.kept_bytes
     assert all(cone.bitwise and cone.depth <= 4 for cone in choice.cones)
     assert len(choice.reasons) == len(choice.kept) and all(choice.reasons)
 
 
 def test_gated_products_over_symbolic_sizes():
-    choice = choice_of("gated", True, dynamic=True)
+    choice = choice_of("gated", rebuild, dynamic=True)
     assert choice.cones and choice.plain_bytes > 1.5 * choice.kept_bytes
 
 

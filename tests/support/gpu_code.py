@@ -47,6 +47,8 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)  # it has images in channels_last
     system = {"device": {"name": "H200"}, "version": {}, "hash": ""}
     monkeypatch.setattr(codecache.CacheBase, "get_system", staticmethod(lambda: system))
+    # cuDNN's convolutions give channels_last for channels_last
+    monkeypatch.setattr(torch._C, "_conv_determine_backend_memory_format", _format_of_a_convolution)
     # On the CPU a batch norm's statistics are rounded to bf16 for backward; on a GPU they are not.
     source = inspect.getsource(decompositions.native_batch_norm_helper)
     here: dict = {}
@@ -55,8 +57,18 @@ def pretend_gpu(monkeypatch):
     monkeypatch.setattr(decompositions.native_batch_norm_helper, "__code__", code)
 
 
+def _format_of_a_convolution(x, weight, _):
+    last = any(y.is_contiguous(memory_format=torch.channels_last) and y.stride(1) == 1 for y in (x, weight))
+    return torch.channels_last if last else torch.contiguous_format
+
+
 def kernels(make, loss, partitioner=None):
     """The kernels of forward and those of backward of ``loss(*make())``, each as text without names of its own."""
+    return tuple(map(_texts, sources(make, loss, partitioner)))
+
+
+def sources(make, loss, partitioner=None):
+    """The code of forward and of backward of ``loss(*make())``, as Inductor writes it."""
     found = {}
 
     def lower(graph, example_inputs, is_backward=False, **_):
@@ -64,7 +76,7 @@ def kernels(make, loss, partitioner=None):
         compile_fx.view_to_reshape(graph)
         graph.recompile()
         code, strides = _code(copy.deepcopy(graph), example_inputs, mode.fake_mode, is_backward)
-        found[is_backward] = _texts(code)
+        found[is_backward] = code
         if not is_backward:  # so that backward's inputs are laid out as forward's outputs are
             TracingContext.get().output_strides.extend(strides)
 

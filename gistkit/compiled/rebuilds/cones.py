@@ -46,20 +46,6 @@ def readers_first(cones: Iterable[edit.Cone]) -> list[edit.Cone]:
     return list(done.values())
 
 
-def rebuild_saved(
-    pair: Pair,
-    static_inputs: Iterable[int] | None = None,
-    limits: Limits = _DEFAULT,
-    materialise: bool | None = True,
-) -> Choice:
-    """Choose rebuilds for a pair and edit it so; :meth:`Pair.finish` is the caller's. ``materialise`` as in
-    :func:`gistkit.compiled.rebuild`. Returns what was chosen."""
-    choice, cones = planned(pair, static_inputs, limits)
-    for cone in cones:
-        edit.rebuild(pair, cone, materialise)
-    return choice
-
-
 def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings, arithmetic: Arithmetic) -> edit.Cone:
     nodes = tuple(dict.fromkeys(named[name.removesuffix(TWIN)] for name in cone.nodes))
     inside, leaves = set(nodes), tuple(named[name] for name in cone.leaves)

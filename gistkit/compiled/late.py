@@ -1,0 +1,161 @@
+"""A rebuild within a kernel that backward has anyhow, where bits may differ (``fidelity="reassociated"``, ``lossy``).
+
+A weight's gradient reads an activation that is rebuilt. The next kernels behind the input's gradient, of the norm or
+the activation before, read what it is rebuilt from. So the weight's gradient comes after those, and the kernel that
+they end in writes the activation too: one more write, in place of a read and a write. (A convolution's backward becomes
+two calls for that, which is what cuDNN makes of it.) What such a kernel reads of the activation, a ReLU's mask, it has
+then. A sum before it computes the mask itself, from what it reads for the norm anyhow; a masked gradient that a
+residual branch reads too is written by the kernel that writes the activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import fx
+
+from gistkit.compiled import compat
+from gistkit.compiled.edit import Builder, Cone, copied
+from gistkit.compiled.materialise import rounding, writing
+from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, value
+
+aten = torch.ops.aten
+_SUMS = (aten.sum.dim_IntList, aten.sum.default)
+_CONVOLUTION = aten.convolution_backward.default
+
+
+def rebuild_late(pair: Pair, cone: Cone) -> None:
+    """Save ``cone.root`` no more; backward computes it where its leaves are read, or before its first reader."""
+    place = pair.place(cone.root)
+    sink_views(place)
+    large = [leaf for leaf in cone.leaves if is_tensor(leaf) and elements(leaf) == elements(cone.root)]
+    _split_convolutions(pair, place, cone, large)
+    end = _defer(pair, place, large)
+
+    def make(before: fx.Node) -> fx.Node:
+        build = Builder(pair.backward.graph, before, backward=True)
+        made = copied(pair, build, cone, {leaf: pair.place(leaf) for leaf in cone.leaves})[cone.root]
+        return build(rounding(), made) if value(made).dtype in (torch.bfloat16, torch.float16) else made
+
+    users = sorted(place.users)
+    if any(reads_memory(u) or u.meta.get(LOADS) for u in users):
+        made = Builder(pair.backward.graph, users[0], backward=True)(writing(), make(users[0]))
+        place.replace_all_uses_with(made)
+        if not _store_shared(pair.backward.graph, made) and end is not None:
+            _divide(pair.backward.graph, made, end, make)
+    else:
+        for user in users:
+            user.replace_input_with(place, make(user))
+    pair.forget(cone.root)
+
+
+def _library(node: fx.Node) -> bool:
+    return node.op == "call_function" and compat.operators().is_compute_intensive(node)
+
+
+def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What is computed from nodes, themselves included."""
+    found: set[fx.Node] = set()
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if node not in found and node.op != "output":
+            found.add(node)
+            stack.extend(node.users)
+    return found
+
+
+def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.Node]) -> None:
+    """Make two calls of each convolution's backward that reads ``place`` and gives two gradients. That of the input
+    reads but the shape and layout of ``place``, and is given another tensor that has both."""
+    x = value(cone.root)
+    likes = (n for n in large if value(n).shape == x.shape and value(n).stride() == x.stride())
+    same = next((n for n in likes if value(n).dtype == x.dtype), None)
+    graph = pair.backward.graph
+    for node in list(place.users) if same is not None else ():
+        if node.target is not _CONVOLUTION or node.args[1] is not place or not all(node.args[10][:2]):  # type: ignore[index]
+            continue
+        bias = node.args[10][2]  # type: ignore[index]
+        for mask, elements_of in (([True, False, False], (0,)), ([False, True, bias], (1, 2))):
+            with graph.inserting_before(node):
+                made = graph.node_copy(node)
+            made.update_arg(10, mask)
+            made.meta["val"] = tuple(v if keep else None for v, keep in zip(value(node), mask, strict=True))
+            if mask[0]:
+                made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
+            for item in [u for u in node.users if u.args[1] in elements_of]:
+                item.update_arg(0, made)
+        graph.erase_node(node)
+
+
+def _defer(pair: Pair, place: fx.Node, large: list[fx.Node]) -> fx.Node | None:
+    """Move weights' gradients that read ``place`` behind the next kernels that read what it is rebuilt from. Returns
+    the library's call that follows those; None where nothing moves."""
+    users = sorted(place.users)
+    late = [r for u in users if reads_memory(u) for r in readers(u) if _library(r)]
+    moved = _dependents(late)
+    if not late or any(_library(n) for n in moved - set(late)) or any(u.meta.get(LOADS) and u < late[0] for u in users):
+        return None
+    hosts = [r for leaf in large if pair.is_saved(leaf) for u in pair.place(leaf).users for r in readers(u)]
+    hosts = [h for h in hosts if max(late) < h and LOADS not in h.meta and not _library(h)]
+    if not hosts:
+        return None
+    end = min((n for n in _dependents([min(hosts)]) if _library(n)), default=None)
+    if end is None:
+        return None
+    views = {u for u in users if is_view(u) and set(readers(u)) <= set(late)}
+    for node in sorted(n for n in moved | views if n < end):
+        end.prepend(node)
+    return end
+
+
+def _store_shared(graph: fx.Graph, made: fx.Node) -> bool:
+    """Have the first value that is computed from ``made``, of its size, be written where it is read before and behind
+    the next call of a library; whether there is one."""
+    known = {made}
+    for node in [u for u in made.users if _fused(u)]:
+        end = min((n for n in _dependents([node]) if _library(n)), default=node)
+        for n in _between(node.prev, end):
+            if known.isdisjoint(n.all_input_nodes) or not _fused(n):
+                continue
+            known.add(n)
+            if elements(n) == elements(made) and any(end < u for u in n.users if u.op != "output"):
+                with graph.inserting_after(n):
+                    stored = graph.call_function(writing(), (n,))
+                stored.meta = dict(n.meta)
+                n.replace_all_uses_with(stored, delete_user_cb=lambda u, own=stored: u is not own)
+                return True
+    return False
+
+
+def _divide(graph: fx.Graph, made: fx.Node, end: fx.Node, make: Callable[[fx.Node], fx.Node]) -> None:
+    """Give each sum before ``end`` of what is computed from ``made`` a copy of its own of that."""
+    inside = [made]
+    for node in _between(made, end):
+        if not set(inside).isdisjoint(node.all_input_nodes) and _fused(node):
+            inside.append(node)
+    for total in [n for n in _between(made, end) if n.target in _SUMS and n.args[0] in inside]:
+        here = {made: make(total)}
+        for node in inside:  # what the sum does not need is dead code
+            if made < node < total:
+                with graph.inserting_before(total):
+                    here[node] = graph.node_copy(node, lambda n, here=here: here.get(n, n))
+        total.update_arg(0, here[total.all_input_nodes[0]])
+
+
+def _between(first: fx.Node, end: fx.Node) -> list[fx.Node]:
+    found, node = [], first.next
+    while node is not end:
+        found.append(node)
+        node = node.next
+    return found
+
+
+def _fused(node: fx.Node) -> bool:
+    if node.op != "call_function" or is_view(node):
+        return node.op == "call_function" and LOADS not in node.meta
+    tags = getattr(node.target, "tags", ())
+    known = torch.Tag.pointwise in tags or node.target is torch.ops.prims.convert_element_type.default
+    return known and LOADS not in node.meta
