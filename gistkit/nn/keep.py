@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +17,8 @@ from gistkit.codecs import codec as codec_named
 
 is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 """Whether the graph of the running backward is retained."""
+PACKED = type
+"""The pack half of a saved-tensor hook whose unpack half is the ``dense`` of a hold: C, which keeps nothing."""
 USED_TWICE = (
     "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
     "been freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). "
@@ -92,10 +93,7 @@ class SingleUse:
     def __init__(self, kept: Kept) -> None:
         self._kept: Kept | None = kept
 
-    def __call__(self, x: torch.Tensor) -> SingleUse:
-        return self  # what a saved-tensor hook makes of x
-
-    def dense(self) -> torch.Tensor:
+    def dense(self, _: Any = None) -> torch.Tensor:
         kept = self._kept
         if kept is None:
             raise RuntimeError(USED_TWICE)
@@ -111,7 +109,7 @@ def replace_saved(y: Any, field: str, kept: Kept) -> None:
     The node must have saved it under no saved-tensor hooks.
     """
     if type(kept) is not SavedAsIs:
-        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(SingleUse(kept), methodcaller("dense"))
+        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(PACKED, SingleUse(kept).dense)
 
 
 def keep_dense(x: torch.Tensor) -> Kept:

@@ -50,7 +50,7 @@ class caught:
 def pack_known(state: ForwardState, x: torch.Tensor) -> Any:
     """A hold on what an op saves: the stash of its storage as it is now, else the tensor itself."""
     stash = None if is_weight(x) else state.table.find(x)
-    return SavedAsIs(x) if stash is None else stash.hold(x)(x)
+    return SavedAsIs(x) if stash is None else stash.hold(x)
 
 
 class without_hooks:

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import Parameter
 
-from gistkit.nn.eligible import covered, is_wrapped, overwritable
+from gistkit.nn.eligible import covered, is_wrapped
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
 
@@ -55,7 +55,7 @@ class TensorKind:
             and x.device == self._device
             and not x.is_neg()
             and not is_wrapped(x)
-            and (not inplace or overwritable(x))
+            and not (inplace and ((self._needs_gradient and x.is_leaf) or x._is_view()))  # as overwritable() has it
         )
 
 

@@ -22,12 +22,13 @@ from gistkit.ir import OPERATORS, STAY, Decision, zeros_left_out
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
+from gistkit.nn.keep import PACKED
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import KEEP_DENSE, Step
 from gistkit.runtime.rebuild.terms import Exactness, Recipe
-from gistkit.runtime.stash.stash import DENSE_VALUES, RebuiltBody
+from gistkit.runtime.stash.stash import RebuiltBody
 
 NOT_EXACT = "it cannot be rebuilt bit for bit on this device"
 MADE_OTHERWISE = "the forward made it in another way than when it was captured"
@@ -211,4 +212,4 @@ class RebuiltRelu(MaskedRelu):
 def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
     """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
     node: Any = y.grad_fn
-    node._raw_saved_result.register_hooks(state.stash(y, body, decision, node).join, DENSE_VALUES)
+    node._raw_saved_result.register_hooks(PACKED, state.stash(y, body, decision, node).dense)

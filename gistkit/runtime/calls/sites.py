@@ -89,24 +89,23 @@ class Sites:
         captured; calls of other threads run as plain PyTorch."""
         before, running.state = running.state, state
         state.expected = self._expected
-        sites = self._sites if library() == LIBRARY else []
-        for site in sites:
-            site.at, module = 0, site.ref()
-            if type(module) is site.kind and site.kind.forward is site.plain:
+        ours = []
+        for site in self._sites if library() == LIBRARY else ():
+            module, kind = site.ref(), site.kind
+            if type(module) is kind and kind.forward is site.plain:
                 attributes = module.__dict__
                 if site.guards.isdisjoint(attributes):
-                    site.module, attributes["forward"] = module, site
+                    site.at, site.module, attributes["forward"] = 0, module, site
+                    ours.append((site, attributes))
         try:
             with interposed(state) if self._whole else nullcontext():
                 yield
         finally:
             running.state = before
-            for site in sites:
-                module = site.module
-                if module is not None:
-                    site.module, attributes = None, module.__dict__
-                    if attributes.get("forward") is site:
-                        del attributes["forward"]
+            for site, attributes in ours:
+                site.module = None
+                if attributes.get("forward") is site:
+                    del attributes["forward"]
 
 
 def _sites(model: nn.Module, program: Program) -> list[Site]:

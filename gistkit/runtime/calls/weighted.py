@@ -16,6 +16,7 @@ from torch.nn import Parameter
 from gistkit.capture import Conv2d, Linear
 from gistkit.nn import conv
 from gistkit.nn.eligible import recorded
+from gistkit.nn.keep import PACKED
 from gistkit.nn.linear import linear, takes
 from gistkit.nn.standin import settings
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
@@ -56,13 +57,20 @@ class NativeConv2d(_Conv2d):
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
         return type(weight) is Parameter and weight.requires_grad and options == self._options
 
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        own, options = module._parameters, (module.stride, module.padding, module.dilation, module.groups)
+        weight = own["weight"]
+        if type(weight) is Parameter and weight.requires_grad and options == self._options:
+            return self(state, x, weight, own["bias"], *options)
+        return None
+
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         y: Any = torch.conv2d(x, weight, bias, *options)
         # autocast's copy of x, which is saved then, is another tensor
         stash = state.table.find(x) if y.dtype is x.dtype else None
         decision = self._decision
         if stash is not None:
-            y.grad_fn._raw_saved_input.register_hooks(stash.hold(x), DENSE_VALUES)
+            y.grad_fn._raw_saved_input.register_hooks(PACKED, stash.hold(x).dense)
         elif decision is None or not decision.stays:
             y.grad_fn._raw_saved_input.register_hooks(partial(state.keep, decision=decision), DENSE_VALUES)
         return y

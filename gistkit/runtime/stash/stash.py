@@ -87,19 +87,19 @@ class Stash:
         self, body: Body, storage: int, codec: str, plain_bytes: int, reason: str = "", node: Any = None
     ) -> None:
         self.body, self.storage, self.codec, self.plain_bytes = body, storage, codec, plain_bytes
-        self.reason, self.node, self._readers = reason, node, 0
+        self.reason, self.node, self._readers = reason, node, 0 if node is None else 1
         self._values: torch.Tensor | None = None
 
-    def hold(self, x: torch.Tensor) -> Callable[[torch.Tensor], Stash | Reader]:
-        """The saved-tensor hook for one node more that saves x: the shared values where x is what their node made."""
-        return self.join if self.node is not None and self.node is x.grad_fn else Reader(self, x)
-
-    def join(self, _: torch.Tensor) -> Stash:
-        """Itself, for one reader of the shared values more; every :meth:`dense` counts one down."""
+    def hold(self, x: torch.Tensor) -> Stash | Reader:
+        """The hold of one node more that saves x: the shared values where x is what their node made, of which every
+        :meth:`dense` counts one down."""
+        node = self.node
+        if node is None or node is not x.grad_fn:
+            return Reader(self, x)
         self._readers += 1
         return self
 
-    def dense(self) -> torch.Tensor:
+    def dense(self, _: Any = None) -> torch.Tensor:
         values = self._values
         if is_retained():
             return self.body.dense() if values is None else values
@@ -122,14 +122,13 @@ class Stash:
 class Reader:
     """One node's view of a stash: the geometry of the tensor that it saved."""
 
+    __slots__ = ("_geometry", "stash")
+
     def __init__(self, stash: Stash, x: torch.Tensor) -> None:
         self.stash = stash
         self._geometry = (x.size(), x.stride(), x.storage_offset())
 
-    def __call__(self, x: torch.Tensor) -> Reader:
-        return self  # what a saved-tensor hook makes of x
-
-    def dense(self) -> torch.Tensor:
+    def dense(self, _: Any = None) -> torch.Tensor:
         base = self.stash.source()[0]
         size, stride, offset = self._geometry
         if base.size() == size and base.stride() == stride:
