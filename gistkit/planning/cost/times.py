@@ -42,10 +42,11 @@ class StepTimes:
 
     @property
     def workspace_remedy(self) -> str:
-        """What the largest workspace would be in channels_last, for people; empty where that is no less."""
+        """What the largest workspace would be in channels_last, for people; empty where that saves less than 64 MiB, as
+        of a step that is in that format."""
         most = max(self.workspace_bytes.values(), default=0)
         then = max((self.channels_last_bytes.get(t, n) for t, n in self.workspace_bytes.items()), default=0)
-        if then >= most:
+        if then > most - 64 * 2**20:
             return ""
         return (
             f"convolutions take up to {most / 2**20:,.0f} MiB of workspace, in channels_last {then / 2**20:,.0f} MiB: "
