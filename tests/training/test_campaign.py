@@ -20,6 +20,7 @@ PROGRAM = """
 import multiprocessing, os, shutil, signal, sys, time
 from pathlib import Path
 import torch
+import torch._dynamo  # else each child would, in 2 s
 from bench import accuracy
 from bench.accuracy import Entry
 from tests.training.test_accuracy import Accuracy, settings
