@@ -11,7 +11,7 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs import CODECS, Encoded, Sparse
-from gistkit.kernels.sparse.spill import GROUP, GROUP_SLOTS
+from gistkit.kernels.sparse.spill import GROUP, group_slots
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
@@ -96,7 +96,7 @@ def test_arrays_and_spill_are_the_oracles(name, dtype, n, room):
     assert torch.equal(spill, run)
     capacity = expected.payload[2].numel()
     counts = expected.payload[1]
-    last = counts.cumsum(0, dtype=torch.int64)[GROUP_SLOTS - 1 :: GROUP_SLOTS]
+    last = counts.cumsum(0, dtype=torch.int64)[group_slots(codec.slot) - 1 :: group_slots(codec.slot)]
     inside = max([int(e) for e in last if e <= capacity], default=0)
     if int(counts.sum()) <= capacity:
         inside = int(counts.sum())

@@ -80,9 +80,9 @@ def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) ->
     return ops.launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
 
 
-def ships(slots: int, bits: torch.dtype, device: int) -> Ships:
+def ships(slots: int, stride: int, bits: torch.dtype, columns: bool, device: int) -> Ships:
     """The ready launches of ``ops.ship`` for scratches of so many slots on the CUDA device of that number."""
-    return ops.launchers("lane").ships(slots, bits, device)
+    return ops.launchers("lane").ships(slots, stride, bits, columns, device)
 
 
 class Masks:

@@ -88,15 +88,15 @@ def test_what_was_as_forecast_gives_the_hosts_memory_back_when_the_count_says_so
 
 def test_what_is_denser_keeps_it_until_nobody_wants_the_encoding():
     host, x = Host(), values()
-    encoded, codec = host.encode("zvc", x, 0.2), SPARSE["zvc"]
+    encoded, codec = host.encode("csr", x, 0.2), SPARSE["csr"]
     host.arrive()
     host.packer.poll()
     stored, capacity = int((x != 0).sum()), codec.capacity(N, 0.2 + MARGIN)
-    assert encoded.state()[2] is not None and host.told == [(stored / N, (stored - capacity) * 4)]
+    assert encoded.state()[2] is not None and host.told == [(stored / N, (stored - capacity) * 5)]
     assert lent_bytes(host.spill) > 0 and same_bits(codec.decode(encoded), x)
     del encoded
     assert lent_bytes(host.spill) == 0
-    again = host.encode("zvc", x, host.told[0][0])
+    again = host.encode("csr", x, host.told[0][0])
     host.arrive()
     host.packer.poll()
     assert again.state()[2] is None
