@@ -142,7 +142,7 @@ class Sparse(Codec):
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()
         if grad.stride() == encoded.stride and grad.shape == encoded.shape and (not pending or spill is not None):
-            ready = self._launches(payload[2], encoded.numel, encoded.dtype) if grad.dtype is encoded.dtype else None
+            ready = self._launches(grad, encoded.numel, encoded.dtype) if grad.dtype is encoded.dtype else None
             if ready is not None:
                 return ready.relu_backward(payload, spill, grad)
         ordered, ours = aligned(grad, encoded)

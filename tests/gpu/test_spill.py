@@ -140,3 +140,14 @@ def test_nothing_waits_and_the_scratch_is_let_go_of(name):
     assert encoded.nbytes <= held <= encoded.nbytes + 2 * 2**20 + 3 * 512
     codec.settle(encoded, int(codec.total(encoded)))
     assert encoded.state()[2] is None
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tensors_and_gradients_at_any_address(shift):
+    """Views of larger tensors, as a concatenation's backward hands them on; n is a multiple of 8."""
+    codec = WITHIN["zvc"]
+    x, grad = (values(N + 6 + shift, torch.float32, codec, 0.3, seed)[shift:][: N + 6] for seed in (2, 3))
+    plain = codec.begin(x.clone())
+    encoded, _ = within(codec, x, 1.5)
+    assert (N + 6) % 8 == 0 and same_bits(codec.decode(encoded), x)
+    assert same_bits(codec.relu_backward(encoded, grad), codec.relu_backward(plain, grad.clone()))

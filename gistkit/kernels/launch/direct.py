@@ -71,8 +71,8 @@ csr_compact = _past_the_dispatcher("csr_compact")
 
 def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> ZvcLaunches | None:
     """The ready launches for tensors of n elements of a dtype on like's device, values in ``fmt``; None where like is
-    no plain CUDA tensor."""
-    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) else None
+    no plain CUDA tensor at an address for 16-byte accesses."""
+    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) and like.data_ptr() % 16 == 0 else None
 
 
 @lru_cache(maxsize=1024)
