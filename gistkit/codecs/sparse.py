@@ -6,9 +6,9 @@ A CPU tensor is packed at once. On CUDA the kernels write into a scratch of wors
 payload (``Encoded.pending``), the host goes on, and the runtime's packer calls :meth:`Sparse.settle` once the number
 has arrived. Decoding gives the same bits before and after.
 
-Where a share of zvc's stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long
-life: it packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the
-device can address (gistkit.kernels.sparse.spill). The count then only tells whether the spill is needed any longer.
+Where a share of stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long life: it
+packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the device
+can address (gistkit.kernels.sparse.spill). The count then only tells whether the spill is needed any longer.
 
 Value formats: ``raw`` keeps the bits. An unscaled narrow format is written by the kernel itself, fp10 one code per
 int16 until it is packed. A scaled one has its blocks counted over the *packed* values, so the scratch stays raw.
@@ -41,7 +41,6 @@ class Sparse(Codec):
         super().__init__(name)
         self.slot = STRIDES[layout]
         self._columns = layout == "csr"  # packed indices are as many as the values
-        self._item_by_item = scaling == "none" and (fmt is None or fmt.name != "fp10")
         self._pack = getattr(ops, f"{layout}_pack")
         self._scratch = getattr(direct, f"{layout}_encode")
         self._decode = getattr(direct, f"{layout}_decode")
@@ -58,8 +57,8 @@ class Sparse(Codec):
 
     @property
     def packs_within(self) -> bool:
-        """Whether :meth:`begin_within` works: for zvc whose packed values do not depend on how many there are."""
-        return self._item_by_item and not self._columns
+        """Whether :meth:`begin_within` works: packed values do not depend on how many there are."""
+        return self.scaling == "none" and self.value_format != "fp10"
 
     def capacity(self, n: int, density: float) -> int:
         """Items that packed arrays need for this share of n elements: whole 256ths of the worst case, rounded up, as
@@ -71,7 +70,7 @@ class Sparse(Codec):
     def spill_bytes(self, n: int, dtype: torch.dtype, capacity: int) -> int:
         """Bytes of spill that :meth:`begin_within` wants for n elements: enough for every case, 0 where all fit."""
         whole = formats.ceil_div(n, self.slot) * self.slot
-        return spill_bytes(whole, capacity, value_dtype(self._scratch_format, dtype).itemsize)
+        return spill_bytes(whole, capacity, value_dtype(self._scratch_format, dtype).itemsize, self._columns)
 
     def within_bytes(self, n: int, dtype: torch.dtype, capacity: int) -> int:
         """Bytes of :meth:`begin_within`'s payload; the spill comes on top, elsewhere."""
@@ -89,8 +88,8 @@ class Sparse(Codec):
         x = dense_layout(self._checked(x))
         if not self.packs_within:
             raise GistError(
-                f"codec {self.name}: begin_within takes zvc alone or with fp16 or fp8, whose values are packed one by "
-                "one; use begin and settle"
+                f"codec {self.name}: begin_within packs values whose place says nothing about their number, but "
+                f"{self.value_format} with scaling {self.scaling} depends on it; use begin and settle"
             )
         if x.numel() == 0:
             return self._begun(x)
@@ -98,9 +97,9 @@ class Sparse(Codec):
         if ready is not None:
             payload = ready.encode_within(x, capacity, spill, count)
         else:
-            words, counts, values = self._scratch(flat(x), self._scratch_format)
-            values = direct.compact(values, counts, self.slot, capacity, spill)
-            payload = (words, counts, values, _no_exponents(values))
+            index, counts, values = self._scratch(flat(x), self._scratch_format)
+            index, values = self._compacted(index, counts, values, capacity, spill)
+            payload = (index, counts, values, _no_exponents(values))
             count.copy_(counts.sum(dtype=torch.int64), non_blocking=True)
         return Encoded(self.name, payload, x, pending=True, spill=spill)
 
@@ -133,7 +132,7 @@ class Sparse(Codec):
             if ready is not None:
                 made = torch.empty_strided(encoded.shape, encoded.stride, dtype=dtype, device=payload[2].device)
                 return ready.decode(payload, spill, made)
-            values = self._decode(*payload, n, dtype, self.value_format, self.scaling, True, *_given(spill))
+            values = self._decode(*payload, n, dtype, self.value_format, self.scaling, True, spill)
         elif self.scaling == "none":
             values = self._decode(*payload, n, dtype, self._scratch_format, "none", False)
         else:
@@ -143,13 +142,13 @@ class Sparse(Codec):
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         payload, pending, spill = encoded.state()
         if grad.stride() == encoded.stride and grad.shape == encoded.shape and (not pending or spill is not None):
-            ready = self._launches(payload[2], encoded.numel, encoded.dtype) if grad.dtype is encoded.dtype else None
+            ready = self._launches(grad, encoded.numel, encoded.dtype) if grad.dtype is encoded.dtype else None
             if ready is not None:
                 return ready.relu_backward(payload, spill, grad)
         ordered, ours = aligned(grad, encoded)
-        form: tuple = (self.value_format, self.scaling, True, *_given(spill))
+        form: tuple = (self.value_format, self.scaling, True, spill)
         if pending and spill is None:
-            form = (self._scratch_format, "none", False)
+            form = (self._scratch_format, "none", False, None)
         made = ordered if ours else torch.empty_like(ordered)
         self._relu_backward(ordered, *payload, made, *form)
         return restored(made, encoded)
@@ -161,7 +160,7 @@ class Sparse(Codec):
 
     def packing_bytes(self, stored: int, dtype: torch.dtype) -> int:
         """What :meth:`settle` takes beside scratch and result: the packed values before they get their own format."""
-        if self._item_by_item:
+        if self.packs_within:
             return 0
         return stored * value_dtype(self._scratch_format, dtype).itemsize
 
@@ -208,23 +207,18 @@ class Sparse(Codec):
 
     def _launches(self, payload: torch.Tensor, n: int, dtype: torch.dtype) -> direct.ZvcLaunches | None:
         """Ready launches for tensors of n elements that lie where the payload does; None where this form has none."""
-        if not n or not self.packs_within:
+        if self._columns or not n or not self.packs_within:
             return None
         return direct.zvc_launches(payload, n, dtype, self._scratch_format)
 
-    def _compacted(self, index, counts, scratch, total: int) -> tuple:
-        """(index, values) of a scratch, close together; total may be more than there is."""
+    def _compacted(self, index, counts, scratch, total: int, spill: torch.Tensor | None = None) -> tuple:
+        """(index, values) of a scratch, close together; total may be more than there is, and with a spill less."""
         if self._columns:
-            return direct.csr_compact(index, scratch, counts, total)
-        return index, direct.compact(scratch, counts, self.slot, total)
+            return direct.csr_compact(index, scratch, counts, total, spill)
+        return index, direct.compact(scratch, counts, self.slot, total, spill)
 
     def _meta_bytes(self, n: int, stored: int) -> int:
         return formats.csr_meta_bytes(n, stored) if self._columns else formats.zvc_meta_bytes(n)
-
-
-def _given(spill: torch.Tensor | None) -> tuple:
-    """The spill as one operand more; csr's operators know of none."""
-    return () if spill is None else (spill,)
 
 
 def _no_exponents(values: torch.Tensor) -> torch.Tensor:

@@ -140,10 +140,9 @@ def int_decode(units, lows, steps, n, dtype, bits):
 
 
 _PAYLOAD = "Tensor index, Tensor counts, Tensor values, Tensor exponents"
-_FORM = "str fmt, str scaling, bool packed"
-_SPILL = ", Tensor? spill=None"
-_DECODE = f"({_PAYLOAD}, int n, ScalarType dtype, {_FORM}%s) -> Tensor"
-_RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}%s) -> ()"
+_FORM = "str fmt, str scaling, bool packed, Tensor? spill=None"
+_DECODE = f"({_PAYLOAD}, int n, ScalarType dtype, {_FORM}) -> Tensor"
+_RELU_BACKWARD = f"(Tensor grad, {_PAYLOAD}, Tensor(a!) out, {_FORM}) -> ()"
 
 
 def sparse_arrays(layout: str, x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -169,28 +168,31 @@ def compact(scratch, counts, stride, total, spill=None):
     return scratch.new_empty((total,))
 
 
-@operator("sparse", "csr_compact(Tensor columns, Tensor values, Tensor counts, int total) -> (Tensor, Tensor)")
-def csr_compact(columns, values, counts, total):
+@operator(
+    "sparse",
+    "csr_compact(Tensor columns, Tensor values, Tensor counts, int total, Tensor(a!)? spill=None) -> (Tensor, Tensor)",
+)
+def csr_compact(columns, values, counts, total, spill=None):
     return columns.new_empty((total,)), values.new_empty((total,))
 
 
 # Packed items at a place that the device alone knows; ``lane`` may be pinned host memory (kernels.sparse.lane).
 ship = operator(
     "lane",
-    "ship(Tensor scratch, Tensor words, Tensor counts, Tensor(a!) lane, Tensor begin, Tensor(b!) after, "
-    "Tensor(c!) place, Tensor(d!) rest) -> ()",
+    "ship(Tensor scratch, Tensor index, Tensor counts, int stride, Tensor(a!) lane, Tensor begin, "
+    "Tensor(b!) after, Tensor(c!) place, Tensor(d!) rest) -> ()",
 )(_nothing)
-unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values) -> ()")(_nothing)
+unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(_nothing)
 
 
 def _decoded(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):
     return values.new_empty((n,), dtype=dtype)
 
 
-zvc_decode = operator("sparse", "zvc_decode" + _DECODE % _SPILL)(_decoded)
-csr_decode = operator("sparse", "csr_decode" + _DECODE % "")(_decoded)
-zvc_relu_backward = operator("sparse", "zvc_relu_backward" + _RELU_BACKWARD % _SPILL)(_nothing)
-csr_relu_backward = operator("sparse", "csr_relu_backward" + _RELU_BACKWARD % "")(_nothing)
+zvc_decode = operator("sparse", f"zvc_decode{_DECODE}")(_decoded)
+csr_decode = operator("sparse", f"csr_decode{_DECODE}")(_decoded)
+zvc_relu_backward = operator("sparse", f"zvc_relu_backward{_RELU_BACKWARD}")(_nothing)
+csr_relu_backward = operator("sparse", f"csr_relu_backward{_RELU_BACKWARD}")(_nothing)
 
 
 bn_rebuild = operator(

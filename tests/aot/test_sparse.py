@@ -19,7 +19,7 @@ from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, GROUP, SUMS_A_ROUND, ends_kernel
 from gistkit.kernels.sparse.operators import CSR_PIECES, CSR_ROWS, CSR_SLOTS, PAIR_PIECES, PIECES, RUN, ZVC_SLOTS
-from gistkit.kernels.sparse.spill import GROUP_SLOTS
+from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from tests.aot.harness import Compiled, compile_kernel, loop_body, loops, per_element
 
@@ -31,7 +31,9 @@ READERS = {"zvc": zvc_decode_kernel, "csr": csr_decode_kernel}
 BACKWARDS = {"zvc": zvc_backward_kernel, "csr": csr_backward_kernel}
 
 
-def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True) -> Compiled:
+def compiled(
+    kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True, spill=False
+) -> Compiled:
     name = kernel.fn.__name__
     bits = "*i32" if dtype == "fp32" else "*i16"
     values = bits if fmt == "raw" else "*i32" if fmt == "fp10" and "encode" not in name and packed else CODES[fmt]
@@ -39,10 +41,10 @@ def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none"
     kinds = {
         **{"x_ptr": x, "values_ptr": values, "counts_ptr": "*i16", "columns_ptr": "*u8"},
         **{"ends_ptr": "*i64" if packed else "*i16", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
-        **{"marks_ptr": "*u8", "grad_ptr": bits, "out_ptr": bits},
+        **{"marks_ptr": "*u8", "spill_ptr": "*u8", "columns_at": "i32", "grad_ptr": bits, "out_ptr": bits},
     }
     settings = {"FMT": fmt, "SCALING": scaling, "PACKED": packed, "DTYPE": DTYPE[dtype], "ASM": capability}
-    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt]}
+    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt], "SPILL": spill}
     constexprs = {a: settings[a] for a in kernel.arg_names if a in settings}
     signature = {a: kinds[a] for a in kernel.arg_names if a not in settings}
     c = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)
@@ -171,15 +173,18 @@ def test_narrow_zvc_decode(capability, dtype, fmt, scaling, budget):
     assert per_element(c, PROGRAM, 1) <= budget
 
 
-def packer(capability: int, item_bytes: int, slots: int, columns: bool = False) -> Compiled:
+def packer(
+    capability: int, item_bytes: int, slots: int, columns: bool = False, spill: bool = False, total="i32"
+) -> Compiled:
     kind, run = ITEMS[item_bytes], RUN[item_bytes]
     beside = "*u8" if columns else kind
     kinds = dict.fromkeys(("values_ptr", "packed_ptr"), kind) | dict.fromkeys(
         ("columns_ptr", "packed_columns_ptr"), beside
     )
-    kinds |= {"counts_ptr": "*i16", "ends_ptr": "*i64", "total": "i32", "slots": "i32"}
+    kinds |= {"counts_ptr": "*i16", "ends_ptr": "*i64", "spill_ptr": "*u8" if spill else kind, "total": total}
+    kinds |= dict.fromkeys(("slots", "capacity", "columns_at"), "i32")
     constexprs = {"STRIDE": 256 if slots == CSR_SLOTS else 1024, "SLOTS": slots, "RUN": run, "COLUMNS": columns}
-    constexprs |= {"PIECES": (PAIR_PIECES if columns else PIECES)[item_bytes]}
+    constexprs |= {"PIECES": (PAIR_PIECES if columns else PIECES)[item_bytes], "SPILL": spill}
     c = compile_kernel(compact_kernel, kinds, constexprs, capability, num_warps=1)
     assert (c.stack_bytes, c.barriers, c.shared_bytes) == (0, 0, 0) and c.registers <= 80
     return c
@@ -214,8 +219,8 @@ def sums(capability: int, few: bool, spill: int) -> Compiled:
     return c
 
 
-@pytest.mark.parametrize("spill, few", [(False, True), (True, True), (True, False)])
-def test_running_sums(spill, few):
-    """With a spill 128 threads have a MiB of elements: 600 instructions are 0.07 an element."""
-    c = sums(90, few, GROUP_SLOTS if spill else 0)
-    assert not spill or c.instructions <= 600
+@pytest.mark.parametrize("stride, few", [(0, True), (256, True), (1024, False)])
+def test_running_sums(stride, few):
+    """With a spill 128 threads have a MiB of elements, or a quarter of one: 600 instructions are 0.3 an element."""
+    c = sums(90, few, group_slots(stride) if stride else 0)
+    assert not stride or c.instructions <= 600

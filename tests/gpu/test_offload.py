@@ -53,7 +53,7 @@ def test_a_stack_of_tensors_whichever_stream_is_late(backend, asleep, run_ahead_
     offloader.close()
 
 
-@pytest.mark.parametrize("name", ("zvc", "zvc+fp8"))
+@pytest.mark.parametrize("name", ("zvc", "csr", "zvc+fp8", "csr+fp16"))
 @pytest.mark.parametrize("asleep", ("compute", "d2h", "h2d", "nobody"))
 def test_sparse_encodings_in_a_lane(backend, name, asleep):
     offloader = Offloader(backend, 128 * MIB, 0, 64 * MIB, 96 * MIB)

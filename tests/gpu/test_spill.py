@@ -11,7 +11,7 @@ import torch
 
 from gistkit import formats
 from gistkit.codecs import CODECS, Encoded, Sparse
-from gistkit.kernels.sparse.spill import GROUP, GROUP_SLOTS
+from gistkit.kernels.sparse.spill import GROUP, group_slots
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
@@ -96,7 +96,7 @@ def test_arrays_and_spill_are_the_oracles(name, dtype, n, room):
     assert torch.equal(spill, run)
     capacity = expected.payload[2].numel()
     counts = expected.payload[1]
-    last = counts.cumsum(0, dtype=torch.int64)[GROUP_SLOTS - 1 :: GROUP_SLOTS]
+    last = counts.cumsum(0, dtype=torch.int64)[group_slots(codec.slot) - 1 :: group_slots(codec.slot)]
     inside = max([int(e) for e in last if e <= capacity], default=0)
     if int(counts.sum()) <= capacity:
         inside = int(counts.sum())
@@ -140,3 +140,14 @@ def test_nothing_waits_and_the_scratch_is_let_go_of(name):
     assert encoded.nbytes <= held <= encoded.nbytes + 2 * 2**20 + 3 * 512
     codec.settle(encoded, int(codec.total(encoded)))
     assert encoded.state()[2] is None
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_tensors_and_gradients_at_any_address(shift):
+    """Views of larger tensors, as a concatenation's backward hands them on; n is a multiple of 8."""
+    codec = WITHIN["zvc"]
+    x, grad = (values(N + 6 + shift, torch.float32, codec, 0.3, seed)[shift:][: N + 6] for seed in (2, 3))
+    plain = codec.begin(x.clone())
+    encoded, _ = within(codec, x, 1.5)
+    assert (N + 6) % 8 == 0 and same_bits(codec.decode(encoded), x)
+    assert same_bits(codec.relu_backward(encoded, grad), codec.relu_backward(plain, grad.clone()))

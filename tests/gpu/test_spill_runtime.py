@@ -53,8 +53,8 @@ def _waits(*_: object) -> None:
 
 
 def chain(bias: float = 0.0) -> nn.Module:
-    """ReLUs between convolutions, whose outputs backward reads by sign and by value; by a bias of -0.2 they let 0.29 to
-    0.5 pass, above what csr is chosen for."""
+    """ReLUs between convolutions, whose outputs backward reads by sign and by value; the layers of a negative bias keep
+    their shares of non-zeros, from a third to none, so that zvc and csr both come by."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for i in range(LAYERS):
@@ -194,7 +194,8 @@ def test_a_host_far_ahead_holds_one_scratch_and_what_was_forecast(monkeypatch):
     print(f"\nkept {kept}, peak {peak}; unbounded {scratches_kept}, {scratches_peak}")
 
 
-@pytest.mark.parametrize(("lossy", "bias"), [(None, -0.2), ("fp16", 0.0), ("fp8", 0.0)])
+# Where next to nothing is stored a lossy plan takes lossless csr, by densities that may have come a step later.
+@pytest.mark.parametrize(("lossy", "bias"), [(None, -0.5), ("fp16", 0.0), ("fp8", 0.0)])
 def test_a_jump_of_density_goes_through_the_hosts_memory_and_every_bit_is_the_same(lossy, bias, monkeypatch):
     model, warm = (gistkit.compress(chain(bias), lossy=lossy) for _ in range(2))
     plain = chain(bias) if lossy is None else gistkit.compress(chain(bias), lossy=lossy)
@@ -225,7 +226,7 @@ def test_a_jump_of_density_goes_through_the_hosts_memory_and_every_bit_is_the_sa
 
 
 def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_is_gone(monkeypatch):
-    plain, model = chain(-0.2), gistkit.compress(chain(-0.2))
+    plain, model = chain(-0.5), gistkit.compress(chain(-0.5))
     for seed in range(3):
         step(plain, seed)
         step(model, seed)
@@ -251,7 +252,7 @@ def test_memory_is_not_anothers_while_the_device_has_to_use_it_though_the_model_
 
 
 def test_streams_have_memory_of_their_own():
-    plain, model = chain(-0.2), gistkit.compress(chain(-0.2))
+    plain, model = chain(-0.5), gistkit.compress(chain(-0.5))
     side = torch.cuda.Stream()
     for seed in range(5):
         if seed == 3:

@@ -3,24 +3,26 @@
 import pytest
 import torch
 
-from gistkit.kernels import packed_bytes
+from gistkit.kernels import STRIDES, packed_bytes
 from gistkit.kernels.reference import lane as oracle
 from gistkit.kernels.reference import sparse
 from gistkit.kernels.sparse import lane as kernels
 
-
-def slots(fmt: str, n: int, density: float):
-    x = torch.randn(n) * (torch.rand(n) < density)
-    words, counts, scratch = sparse.zvc_encode(x, fmt)
-    return scratch, words, counts
+DTYPES = {"raw": torch.float32, "fp16": torch.bfloat16, "fp8": torch.float32}
 
 
-@pytest.mark.parametrize("fmt", ["raw", "fp16", "fp8"])
-def test_encodings_one_behind_the_other(fmt):
-    cases = [slots(fmt, *case) for case in ((5000, 0.5), (3000, 0.0), (20_000, 0.02), (1, 1.0), (10_000, 1.0))]
+def slots(layout: str, fmt: str, n: int, density: float):
+    x = torch.randn(n).to(DTYPES[fmt]) * (torch.rand(n) < density)
+    index, counts, scratch = getattr(sparse, f"{layout}_encode")(x, fmt)
+    return scratch, index, counts, STRIDES[layout]
+
+
+@pytest.mark.parametrize("layout, fmt", [("zvc", "raw"), ("zvc", "fp8"), ("csr", "fp16")])
+def test_encodings_one_behind_the_other(layout, fmt):
+    cases = [slots(layout, fmt, *case) for case in ((5000, 0.5), (3000, 0.0), (20_000, 0.02), (1, 1.0), (10_000, 1.0))]
     made = []
     for module in (kernels, oracle):
-        lane = torch.full((512 * 300,), 7, dtype=torch.uint8)
+        lane = torch.full((512 * 600,), 7, dtype=torch.uint8)
         cells, places = torch.full((len(cases) + 1, 1), 1024), torch.zeros(len(cases), 2, dtype=torch.int64)
         rests = torch.full((len(cases), 8192), 7, dtype=torch.uint8)
         for case, begin, after, place, rest in zip(cases, cells, cells[1:], places, rests, strict=False):
@@ -28,21 +30,30 @@ def test_encodings_one_behind_the_other(fmt):
         made.append((lane, cells, places, rests))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
     lane, cells, places, _ = made[0]
-    item = cases[0][0].element_size()
-    assert int(cells[0]) == 1024 and int(cells[-1]) == 1024 + sum(packed_bytes(int(n), item) for _, n in places)
-    for (scratch, _, counts), place in zip(cases, places, strict=True):
-        outs = [torch.zeros_like(scratch) for _ in range(2)]
-        for module, values in zip((kernels, oracle), outs, strict=True):
-            module.unship(lane, place, values)
+    item, pair = cases[0][0].element_size(), layout == "csr"
+    assert int(cells[0]) == 1024 and int(cells[-1]) == 1024 + sum(
+        packed_bytes(int(total), item, pair) for _, total in places
+    )
+    for case, place in zip(cases, places, strict=True):
+        scratch, index, counts, stride = case
+        columns = index if pair else None
+        outs = []
+        for module in (kernels, oracle):
+            values = torch.zeros_like(scratch)
+            to = None if columns is None else torch.zeros_like(columns)
+            module.unship(lane, place, values, to)
+            outs.append((values, to))
         total = int(counts.sum())
-        expected = sparse.compact(scratch, counts, 1024, total)
-        assert torch.equal(*(t.view(torch.uint8) for t in outs))
-        assert torch.equal(outs[0][:total].view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(outs[0][0].view(torch.uint8), outs[1][0].view(torch.uint8))
+        expected = sparse.compact(scratch, counts, stride, total)
+        assert torch.equal(outs[0][0][:total].view(torch.uint8), expected.view(torch.uint8))
+        if columns is not None:
+            assert torch.equal(outs[0][1][:total], sparse.compact(columns, counts, stride, total))
 
 
 def test_no_slots_take_no_room():
     begin, after, place = torch.full((1,), 512), torch.zeros(1, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
-    empty = torch.empty(0), torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int16)
+    empty = torch.empty(0), torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int16), 1024
     for module in (kernels, oracle):
         memory = torch.zeros(1024, dtype=torch.uint8)
         module.ship(*empty, memory, begin, after.zero_(), place.fill_(1), memory)
@@ -59,6 +70,6 @@ def test_uneven_slots(counts, monkeypatch):
     for module in (kernels, oracle):
         lane, begin, after = torch.zeros(8192, dtype=torch.uint8), torch.full((1,), 512), torch.full((1,), 1)
         place, rest = torch.zeros(2, dtype=torch.int64), torch.zeros(131 * len(counts), dtype=torch.uint8)
-        module.ship(scratch, words, counts, lane, begin, after, place, rest)
+        module.ship(scratch, words, counts, 1024, lane, begin, after, place, rest)
         made.append((lane, after, place, rest))
     assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))

@@ -5,7 +5,7 @@ import torch
 
 from gistkit.codecs import codec
 from gistkit.errors import OffloadError
-from gistkit.kernels import ops
+from gistkit.kernels import STRIDES, ops
 from gistkit.kernels.launch import direct
 from gistkit.kernels.launch.tiling import Ready
 from gistkit.kernels.sparse.lane import Ships
@@ -47,7 +47,7 @@ def test_bytes_go_there_and_back(backend, library):
         assert same_bits(codec(name).decode(parcel.get()), expected)
 
 
-@pytest.mark.parametrize("name", ["zvc", "zvc+fp8"])
+@pytest.mark.parametrize("name", ["zvc", "csr", "zvc+fp8", "csr+fp16"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_lane_goes_there_and_back(backend, library, monkeypatch, name, known):
     """The launches are the oracle's."""
@@ -55,11 +55,12 @@ def test_a_lane_goes_there_and_back(backend, library, monkeypatch, name, known):
     class Oracle:
         work_bytes = 64
 
-        def __init__(self, slots, bits, device): ...
+        def __init__(self, slots, stride, bits, columns, device):
+            self.stride = stride
 
-        def __call__(self, stream, work, values, words, counts, lane, begin, after, place, rest, rest_start):
+        def __call__(self, stream, work, values, index, counts, lane, begin, after, place, rest, rest_start):
             assert stream == D2H and work.numel() >= 64
-            ops.ship(values, words, counts, lane, begin, after, place, rest[rest_start:])
+            ops.ship(values, index, counts, self.stride, lane, begin, after, place, rest[rest_start:])
 
     monkeypatch.setattr(direct, "ships", Oracle)
     offloader = Offloader(backend, MIB, 0, MIB, MIB // 2)
@@ -72,19 +73,22 @@ def test_a_lane_goes_there_and_back(backend, library, monkeypatch, name, known):
         assert same_bits(codec(name).decode(encoded), codec(name).decode(codec(name).encode(x)))
 
 
-def test_ready_launches_get_the_addresses_of_the_first_ones_tensors(monkeypatch):
+@pytest.mark.parametrize("layout", ["zvc", "csr"])
+def test_ready_launches_get_the_addresses_of_the_first_ones_tensors(monkeypatch, layout):
     seen, given = [], []
     monkeypatch.setattr(Ready, "at", lambda self, n, addresses, *rest: seen.append(list(addresses)) or len(seen) == 2)
     monkeypatch.setattr(Ready, "first", lambda self, n, tensors, *rest: given.append([t.data_ptr() for t in tensors]))
-    payload = codec("zvc").begin(torch.randn(3000)).payload
+    payload = codec(layout).begin(torch.randn(3000)).payload
     cells = torch.zeros(3, 2, dtype=torch.int64)
     lane, memory, work = (torch.zeros(n, dtype=torch.uint8) for n in (16384, 4096, 512))
-    words, counts, values = payload[:3]
-    ships = Ships(len(counts), torch.int32, 0)
+    index, counts, values = payload[:3]
+    ships = Ships(len(counts), STRIDES[layout], torch.int32, layout == "csr", 0)
     for _ in range(2):  # the second time the first kernel is ready
-        ships(5, work, values, words, counts, lane, cells[0], cells[1], cells[2], memory, 1024)
+        ships(5, work, values, index, counts, lane, cells[0], cells[1], cells[2], memory, 1024)
     assert seen[0] == seen[1] == given[0]
-    assert seen[2] == given[1] and len(seen[2]) == 11
+    unused = {1} if layout == "zvc" else {2, 8}
+    ready, first = ([a for i, a in enumerate(each) if i not in unused] for each in (seen[2], given[1]))
+    assert ready == first and len(ready) >= 11
 
 
 def test_what_is_enqueued_where(backend, library):

@@ -71,8 +71,8 @@ csr_compact = _past_the_dispatcher("csr_compact")
 
 def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> ZvcLaunches | None:
     """The ready launches for tensors of n elements of a dtype on like's device, values in ``fmt``; None where like is
-    no plain CUDA tensor."""
-    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) else None
+    no plain CUDA tensor at an address for 16-byte accesses."""
+    return _zvc_launches(n, dtype, like.device, fmt) if _is_plain(like) and like.data_ptr() % 16 == 0 else None
 
 
 @lru_cache(maxsize=1024)
@@ -80,9 +80,9 @@ def _zvc_launches(n: int, dtype: torch.dtype, device: torch.device, fmt: str) ->
     return ops.launchers("zvc").ZvcLaunches(n, dtype, device, fmt)
 
 
-def ships(slots: int, bits: torch.dtype, device: int) -> Ships:
+def ships(slots: int, stride: int, bits: torch.dtype, columns: bool, device: int) -> Ships:
     """The ready launches of ``ops.ship`` for scratches of so many slots on the CUDA device of that number."""
-    return ops.launchers("lane").ships(slots, bits, device)
+    return ops.launchers("lane").ships(slots, stride, bits, columns, device)
 
 
 class Masks:

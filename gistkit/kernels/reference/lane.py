@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import torch
 
-from gistkit.formats import ZVC_SLOT
+from gistkit.formats import CSR_COLUMNS, ceil_div
 from gistkit.kernels.reference.sparse import compact
-from gistkit.kernels.sparse.spill import packed_bytes
+from gistkit.kernels.sparse.spill import ALIGNMENT, packed_bytes
 
 
 def ship(
-    scratch: torch.Tensor, words: torch.Tensor, counts: torch.Tensor, lane: torch.Tensor, begin: torch.Tensor,
-    after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
+    scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Pack the slots of zvc's scratch (1, 2 or 4 bytes an item) into ``lane`` from byte begin[0] on; after[0] becomes
-    where the next may begin, a multiple of 512. Words and counts go to ``rest``, one behind the other.
+    """Pack the slots of scratch (1, 2 or 4 bytes an item), and of csr's columns, into ``lane`` from byte begin[0] on;
+    after[0] becomes where the next may begin. Runs begin at multiples of 512 bytes: values, then columns. What is not
+    packed, zvc's words and the counts, goes to ``rest``, one behind the other.
 
-    lane: uint8, with room for the worst case. begin, after: int64, begin[0] a multiple of 512. place: int64[2], which
-    becomes (first byte, items). rest: uint8.
+    index: words or columns. lane: uint8, with room for the worst case. begin, after: int64, begin[0] a multiple of 512.
+    place: int64[2], which becomes (first byte, items). rest: uint8.
     """
     start, total = int(begin[0]), int(counts.sum(dtype=torch.int64))
-    packed = compact(scratch, counts, ZVC_SLOT, total).view(torch.uint8)
-    lane[start : start + packed.numel()] = packed
+    columns = stride == CSR_COLUMNS
+    for at, items in zip(_runs(start, total, scratch), (scratch, index) if columns else (scratch,), strict=False):
+        packed = compact(items, counts, stride, total).view(torch.uint8)
+        lane[at : at + packed.numel()] = packed
     place[0], place[1] = start, total
-    after[0] = start + packed_bytes(total, scratch.element_size())
-    known = torch.cat((words.view(torch.uint8), counts.view(torch.uint8)))
+    after[0] = start + packed_bytes(total, scratch.element_size(), columns)
+    known = torch.cat([t.view(torch.uint8) for t in ((counts,) if columns else (index, counts))])
     rest[: known.numel()] = known
 
 
-def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor) -> None:
-    """The items that :func:`ship` has packed, into the first of values, which are long enough for any number of them.
-    What lies behind them stays as it is."""
+def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
+    """The items that :func:`ship` has packed, into the first of values and columns, which are long enough for any
+    number of them. What lies behind them stays as it is."""
     start, total = place.tolist()
-    run = values[:total].view(torch.uint8)
-    run.copy_(lane[start : start + run.numel()])
+    for at, items in zip(_runs(start, total, values), (values, columns), strict=False):
+        if items is not None:
+            run = items[:total].view(torch.uint8)
+            run.copy_(lane[at : at + run.numel()])
+
+
+def _runs(start: int, total: int, values: torch.Tensor) -> tuple[int, int]:
+    return start, start + ceil_div(total * values.element_size(), ALIGNMENT) * ALIGNMENT

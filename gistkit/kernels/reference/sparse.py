@@ -102,16 +102,21 @@ def compact(
     """
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
-        return spilling.put(close, counts, total, spill)
+        return spilling.put((close,), counts, stride, total, spill)[0]
     packed, items = scratch.new_empty((total,)), scratch.view(-1, stride)[_used(counts, stride)]
     packed[: items.numel()] = items
     return packed
 
 
 def csr_compact(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`."""
+    if spill is not None:
+        stored = int(counts.sum(dtype=torch.int64))
+        close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
+        values, columns = spilling.put(close, counts, CSR_COLUMNS, total, spill)
+        return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
 
@@ -168,13 +173,13 @@ def _csr_positions(columns: torch.Tensor, counts: torch.Tensor) -> Iterator[np.n
 def _read(layout: str, index, counts, values, n: int, fmt: str, packed: bool, spill):
     """(positions of the stored elements, their items close together: bits for raw, else one code each)."""
     stride, total = STRIDES[layout], int(counts.sum(dtype=torch.int64))
-    if not packed:
-        values = compact(values, counts, stride, total)
-        index = compact(index, counts, stride, total) if layout == "csr" else index
-    elif spill is not None:
-        values = spilling.joined(spill, counts, values)
-    values = narrow.fp10_unpack(values, total) if packed and fmt == "fp10" else values[:total]
-    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(index, counts), values
+    arrays = (values,) if layout == "zvc" else (values, index)
+    if packed:
+        arrays = spilling.joined(spill, counts, stride, *arrays)
+    else:
+        arrays = tuple(compact(a, counts, stride, total) for a in arrays)
+    values = narrow.fp10_unpack(arrays[0], total) if packed and fmt == "fp10" else arrays[0][:total]
+    return _zvc_positions(index, n) if layout == "zvc" else _csr_positions(arrays[1], counts), values
 
 
 def _decode(layout, index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:

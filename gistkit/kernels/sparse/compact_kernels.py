@@ -8,12 +8,13 @@ stored 32 or 64 bytes at a time wherever a slot starts, and where few items are 
 quarter to a half of a copy's speed on an H200.
 
 With a spill (:mod:`gistkit.kernels.sparse.spill`) slots' ends are redirected, all of a program's or none; nothing else
-differs.
+differs but the place of csr's columns.
 """
 
 import triton
 import triton.language as tl
 
+from gistkit.kernels.sparse.ends import columns_base
 from gistkit.kernels.warp.lanes import LANES, first_above, pick_lane
 from gistkit.kernels.warp.octets import store_words
 
@@ -129,14 +130,21 @@ def _edges(begin, last, ends, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr):
     return place, place + pick_lane(offsets, first_above(ends, place, SLOTS)), mine
 
 
-@triton.jit(do_not_specialize=["total", "slots"])
+@triton.jit(do_not_specialize=["total", "slots", "capacity", "columns_at"])
 def compact_kernel(
-    columns_ptr, values_ptr, counts_ptr, ends_ptr, packed_columns_ptr, packed_ptr, total, slots,
+    columns_ptr, values_ptr, counts_ptr, ends_ptr, packed_columns_ptr, packed_ptr, spill_ptr,
+    total, slots, capacity, columns_at,
     STRIDE: tl.constexpr, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr, COLUMNS: tl.constexpr,
+    SPILL: tl.constexpr,
 ):  # fmt: skip
-    """SLOTS slots' items, and with COLUMNS their columns, to their places in the packed arrays; never past total."""
+    """SLOTS slots' items, and with COLUMNS their columns, to their places in the packed arrays; never past total.
+
+    SPILL: see columns_base.
+    """
     first_slot = tl.program_id(0).to(tl.int64) * SLOTS
     base, begin, last, ends, after, offsets = _slots(first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN)
+    if SPILL:
+        packed_columns_ptr = columns_base(packed_columns_ptr, packed_ptr, spill_ptr, base + begin, capacity, columns_at)
     columns_ptr += first_slot * STRIDE
     values_ptr += first_slot * STRIDE
     packed_columns_ptr += base

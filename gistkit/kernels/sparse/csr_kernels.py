@@ -18,6 +18,7 @@ import triton.language as tl
 
 from gistkit.formats import CSR_COLUMNS
 from gistkit.kernels.narrow.rounding import decoding_factor
+from gistkit.kernels.sparse.ends import columns_base
 from gistkit.kernels.sparse.values import BLOCK, load_octet, scale_address
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet, widen_octet
@@ -211,16 +212,16 @@ def _stage_rows(
                 _put(stage, columns, flags, rows, words, 0, scale, FMT, False, DTYPE, FLAGS, ASM)
 
 
-@triton.jit(do_not_specialize=["n", "plane"])
+@triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_decode_kernel(
-    x_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, n, plane,
+    x_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, spill_ptr, n, plane, columns_at,
     FMT: tl.constexpr, SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
-    WHOLE: tl.constexpr, PIECES: tl.constexpr, ASM: tl.constexpr,
+    WHOLE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
 
     WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
-    loaded before the first is used. plane: items of values_ptr, which fp10 asks for.
+    loaded before the first is used. plane: items of values_ptr, which fp10 and SPILL (see columns_base) ask for.
     """
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
@@ -228,6 +229,8 @@ def csr_decode_kernel(
     x_ptr += first_row * COLUMNS
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
     start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+    if SPILL:
+        columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
     stage = open_stage(lane, XB)
     clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
     stage = warp_sync(stage)
@@ -243,15 +246,15 @@ def csr_decode_kernel(
         store_octet(x_ptr, unstage_words(stage + place * XB, 4), place, left, XB, WHOLE)
 
 
-@triton.jit(do_not_specialize=["n", "plane"])
+@triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_backward_kernel(
-    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, n, plane,
+    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, spill_ptr, n, plane, columns_at,
     FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr,
-    PIECES: tl.constexpr, ASM: tl.constexpr,
+    PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
 
-    WIDE, WHOLE, PIECES: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
+    WIDE, WHOLE, PIECES, SPILL: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
     """
     XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
@@ -260,6 +263,8 @@ def csr_backward_kernel(
     out_ptr += first_row * COLUMNS
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
     start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
+    if SPILL:
+        columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
     grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
     stage = open_stage(lane, 1)
     clear_stage(stage, lane, CHUNKS * COLUMNS)

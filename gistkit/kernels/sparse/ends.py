@@ -48,12 +48,28 @@ def sums_kernel(counts_ptr, sums_ptr, n, GROUP: tl.constexpr):
 
 
 @triton.jit
+def items_between(values_ptr, spill_ptr):
+    """int64: how many items of values_ptr after it the spill begins; negative where it lies before."""
+    BYTES: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
+    # whole items, so a shift by 0, 1 or 2 bits is the division
+    return (spill_ptr.to(tl.int64) - values_ptr.to(tl.int64)) >> (BYTES // 2)
+
+
+@triton.jit
+def columns_base(columns_ptr, values_ptr, spill_ptr, start, capacity, columns_at):
+    """From where csr's columns of a program count whose items begin at ``start``, redirected or not.
+
+    columns_at: bytes of the spill before its run of columns. A start at the capacity has no items in the arrays.
+    """
+    there = spill_ptr + (columns_at - items_between(values_ptr, spill_ptr))
+    return tl.where((start < 0) | (start >= capacity), there, columns_ptr)
+
+
+@triton.jit
 def _redirected(ends, values_ptr, spill_ptr, capacity, SLOTS: tl.constexpr):
     """Ends of whole groups of SLOTS slots, redirected in those that end past the capacity."""
-    BYTES: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
     groups = tl.reshape(ends, (ends.shape[0] // SLOTS, SLOTS))
-    # how many items after the values the spill begins: whole ones, so a shift by 0, 1 or 2 bits is the division
-    shift = ((spill_ptr.to(tl.int64) - values_ptr.to(tl.int64)) >> (BYTES // 2)) + SPILL_GROUP - capacity
+    shift = items_between(values_ptr, spill_ptr) + SPILL_GROUP - capacity
     groups += tl.where(tl.max(groups, 1) > capacity, shift, 0)[:, None]
     return tl.reshape(groups, ends.shape)
 
@@ -93,9 +109,11 @@ def ends_kernel(
         tl.store(ends_ptr + first + place, ends, place < left)
 
 
-def ends(counts: torch.Tensor, values: torch.Tensor | None = None, spill: torch.Tensor | None = None) -> torch.Tensor:
-    """int64[slots]: where each slot's items end in a packed array, of int16[slots] counts; with a spill, those of zvc's
-    slots that have no room in ``values`` redirected. Does not synchronise."""
+def ends(
+    counts: torch.Tensor, stride: int = 0, values: torch.Tensor | None = None, spill: torch.Tensor | None = None
+) -> torch.Tensor:
+    """int64[slots]: where each slot's items end in a packed array, of int16[slots] counts; with a spill, those of slots
+    of ``stride`` elements that have no room in ``values`` redirected. Does not synchronise."""
     n = counts.numel()
     ends = torch.empty((n,), dtype=torch.int64, device=counts.device)
     groups = ceil_div(n, GROUP)
@@ -107,6 +125,6 @@ def ends(counts: torch.Tensor, values: torch.Tensor | None = None, spill: torch.
     launch(
         ends_kernel, groups, counts, counts, before, ends, counts if values is None else bits_of(values),
         counts if spill is None else spill, ends, n, 0 if values is None else values.numel(), GROUP=GROUP,
-        EACH=each, ROUND=items, SPILL=0 if spill is None else spilling.GROUP_SLOTS, TOTAL=False,
+        EACH=each, ROUND=items, SPILL=0 if spill is None else spilling.group_slots(stride), TOTAL=False,
     )  # fmt: skip
     return ends

@@ -3,8 +3,8 @@
 Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
 past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
 reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
-Where zvc's payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected; nothing else
-differs.
+Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get
+the columns' run; nothing else differs.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
 packed arrays, where fp10 is int32 words in planes.
@@ -21,12 +21,13 @@ from typing import Any
 
 import torch
 
-from gistkit.formats import CSR_COLUMNS, ceil_div
+from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ceil_div
 from gistkit.kernels.layout import bits_of
 from gistkit.kernels.ops import sparse_arrays
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import ends
+from gistkit.kernels.sparse.spill import columns_start
 from gistkit.kernels.sparse.values import TRITON_DTYPES
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level, launch_warps
@@ -83,26 +84,28 @@ def compact(
 
 
 def csr_compact(
-    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int
+    columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
     packed_columns = torch.empty((total,), dtype=columns.dtype, device=columns.device)
     packed = torch.empty((total,), dtype=values.dtype, device=values.device)
-    _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed)
+    _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
     return packed_columns, packed
 
 
-def _compact(columns, values, counts, stride: int, packed_columns, packed, spill=None) -> None:
+def _compact(columns, values, counts, stride: int, packed_columns, packed, spill) -> None:
     """``columns`` and ``packed_columns`` are None where values alone are packed."""
-    pair = columns is not None
+    pair, total = columns is not None, packed.numel()
+    beside = spill if pair and spill is not None else None
     slots = CSR_SLOTS if stride == CSR_COLUMNS else ZVC_SLOTS
     launch_warps(
         compact_kernel, ceil_div(counts.numel(), slots), values,
-        columns if pair else bits_of(values), bits_of(values), counts, ends(counts, packed, spill),
-        packed_columns if pair else bits_of(packed), bits_of(packed),
-        packed.numel() if spill is None else UNBOUNDED, counts.numel(),
+        columns if pair else bits_of(values), bits_of(values), counts, ends(counts, stride, packed, spill),
+        packed_columns if pair else bits_of(packed), bits_of(packed), bits_of(values) if beside is None else beside,
+        total if spill is None else UNBOUNDED, counts.numel(), 0 if beside is None else total,
+        0 if beside is None else columns_start(values.numel(), total, values.element_size()),
         STRIDE=stride, SLOTS=slots, RUN=RUN[values.element_size()],
-        PIECES=(PAIR_PIECES if pair else PIECES)[values.element_size()], COLUMNS=pair,
+        PIECES=(PAIR_PIECES if pair else PIECES)[values.element_size()], COLUMNS=pair, SPILL=beside is not None,
     )  # fmt: skip
 
 
@@ -111,20 +114,22 @@ def zvc_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed,
     x = torch.empty((n,), dtype=dtype, device=values.device)
     launch_warps(
         zvc_decode_kernel, counts.numel(), x,
-        _item_view(x, fmt), index.view(torch.uint8), counts, _ends(counts, values, packed, spill),
+        _item_view(x, fmt), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
         bits_of(values), exponents, n, _plane(values, fmt),
         SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, values),
     )  # fmt: skip
     return x
 
 
-def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed) -> torch.Tensor:
+def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from csr's payload: rows at 256 * row (packed=False) or close together."""
     x = torch.empty((n,), dtype=dtype, device=values.device)
+    there, columns_at = _csr_spill(counts, index, values, spill)
     launch_warps(
         csr_decode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
-        _item_view(x, fmt), counts, _ends(counts, values, packed), index, bits_of(values), exponents, n,
-        _plane(values, fmt), SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt],
+        _item_view(x, fmt), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index, bits_of(values),
+        exponents, there, n, _plane(values, fmt, spill), columns_at,
+        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
         **_constants(x, n, fmt, packed, index, values),
     )  # fmt: skip
     return x
@@ -139,18 +144,20 @@ def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling,
     n = grad.numel()
     launch_warps(
         zvc_backward_kernel, counts.numel(), grad,
-        bits_of(out), bits_of(grad), index.view(torch.uint8), counts, _ends(counts, values, packed, spill),
+        bits_of(out), bits_of(grad), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
         bits_of(values), n, _plane(values, fmt), GRAD_WIDE=_octets(grad), **_constants(grad, n, fmt, packed, values),
     )  # fmt: skip
 
 
-def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed) -> None:
+def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """As :func:`zvc_relu_backward`, from csr's payload."""
     n = grad.numel()
+    there, columns_at = _csr_spill(counts, index, values, spill)
     launch_warps(
         csr_backward_kernel, ceil_div(counts.numel(), CSR_ROWS), grad,
-        bits_of(out), bits_of(grad), counts, _ends(counts, values, packed), index, bits_of(values), n,
-        _plane(values, fmt), GRAD_WIDE=_octets(grad), PIECES=CSR_PIECES[fmt],
+        bits_of(out), bits_of(grad), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
+        bits_of(values), there, n, _plane(values, fmt, spill), columns_at,
+        GRAD_WIDE=_octets(grad), PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
         **_constants(grad, n, fmt, packed, index, values),
     )  # fmt: skip
 
@@ -170,14 +177,14 @@ def _octets(x: torch.Tensor) -> bool:
     return _aligned(x) and x.numel() % 8 == 0
 
 
-def _plane(values: torch.Tensor, fmt: str) -> int:
-    """The kernels' ``plane``: words of fp10."""
-    return values.numel() if fmt == "fp10" else 0
+def _plane(values: torch.Tensor, fmt: str, spill: torch.Tensor | None = None) -> int:
+    """The kernels' ``plane``: words of fp10, the capacity for csr with a spill."""
+    return values.numel() if fmt == "fp10" or spill is not None else 0
 
 
-def _ends(counts, values, packed: bool, spill: torch.Tensor | None = None) -> torch.Tensor:
+def _ends(counts, stride: int, values, packed: bool, spill: torch.Tensor | None) -> torch.Tensor:
     """Where each slot's items end; of a scratch they are not read."""
-    return ends(counts, values, spill) if packed else counts
+    return ends(counts, stride, values, spill) if packed else counts
 
 
 def _encoding(x: torch.Tensor, fmt: str) -> dict[str, Any]:
@@ -188,3 +195,10 @@ def _encoding(x: torch.Tensor, fmt: str) -> dict[str, Any]:
 def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.Tensor) -> dict[str, Any]:
     """What readers are compiled for: x's device, n elements, arrays whose items are read eight at a time."""
     return {"FMT": fmt, "PACKED": packed, "WIDE": _aligned(*arrays), "WHOLE": n % 8 == 0, "ASM": asm_level(x)}
+
+
+def _csr_spill(counts, columns, values, spill: torch.Tensor | None) -> tuple[torch.Tensor, int]:
+    """csr's spill, or what stands in its place, and the bytes of it before its run of columns."""
+    if spill is None:
+        return columns, 0
+    return spill, columns_start(counts.numel() * CSR_COLUMNS, values.numel(), values.element_size())

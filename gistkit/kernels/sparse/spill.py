@@ -1,36 +1,52 @@
-"""zvc's values in an array of a chosen capacity, and the run of memory beside it for what does not fit.
+"""Packed arrays of a chosen capacity, and the run of memory beside them for what does not fit.
 
-An encoding whose size the host does not know yet can be packed into an array that is as long as the last step lets
-expect. Elements go in groups of GROUP: a group whose last value ends within the capacity lies in the array, any other
+A sparse encoding whose size the host does not know yet can be packed into arrays that are as long as the last step lets
+expect. Elements go in groups of GROUP: a group whose last item ends within the capacity lies in the arrays, any other
 one in the *spill*, memory that the device can address (pinned host memory, say), and as the running sums of the counts
-never fall, all groups after it do as well. There a value keeps its place of the one long array, counted from an origin
-a group before the capacity's end, as the first group there begins no earlier: run[p - origin] is value p.
+never fall, all groups after it do as well. There an item keeps its place of the one long array, counted from an origin
+a group before the capacity's end, as the first group there begins no earlier:
+
+    spill = values' run | up to a multiple of ALIGNMENT bytes | csr: columns' run;  run[p - origin] is item p
 
 The origin is a multiple of 8, as the capacity is, so that octets are aligned on both sides. An aligned octet of which
-one value is the spill's lies in the run altogether.
+one item is the spill's lies in the run altogether.
 """
 
 from __future__ import annotations
 
-from gistkit.formats import ZVC_SLOT
+from gistkit.formats import ceil_div
 
 GROUP = 8192
-"""Elements that lie in the array, or in the spill, together: whole programs of every kernel that packs or reads."""
-GROUP_SLOTS = GROUP // ZVC_SLOT
+"""Elements that lie in the arrays, or in the spill, together: whole programs of every kernel that packs or reads."""
 ALIGNMENT = 512
-"""Bytes: what the sizes of runs are rounded up to, as torch's own allocations are."""
+"""Bytes: where the runs of a spill begin, as torch's own allocations do."""
+
+
+def group_slots(stride: int) -> int:
+    """Slots (zvc) or rows (csr) of ``stride`` elements in a group."""
+    return GROUP // stride
 
 
 def spill_origin(capacity: int) -> int:
-    """Place in the one long array that a run begins with; negative where less than a group fits into the array."""
+    """Place in the one long array that a run begins with; negative where less than a group fits into the arrays."""
     return capacity - GROUP
 
 
-def spill_bytes(whole: int, capacity: int, item_bytes: int) -> int:
+def columns_start(whole: int, capacity: int, item_bytes: int) -> int:
+    """Bytes of the values' run, up to ALIGNMENT: where the columns' begins. ``whole``: elements of whole slots."""
+    return ceil_div(_run_items(whole, capacity) * item_bytes, ALIGNMENT) * ALIGNMENT
+
+
+def spill_bytes(whole: int, capacity: int, item_bytes: int, columns: bool) -> int:
     """Bytes of the spill of slots of ``whole`` elements in all, whatever is stored; 0 where all of them fit."""
-    return 0 if capacity >= whole else packed_bytes(whole - spill_origin(capacity), item_bytes)
+    return columns_start(whole, capacity, item_bytes) + (columns_start(whole, capacity, 1) if columns else 0)
 
 
-def packed_bytes(total: int, item_bytes: int) -> int:
-    """Bytes of a run of ``total`` items, up to ALIGNMENT."""
-    return -(-total * item_bytes // ALIGNMENT) * ALIGNMENT
+def packed_bytes(total: int, item_bytes: int, columns: bool) -> int:
+    """Bytes of ``total`` packed items in a lane: the values' run and csr's columns' run, each up to ALIGNMENT."""
+    blocks = -(-total * item_bytes // ALIGNMENT) + (-(-total // ALIGNMENT) if columns else 0)
+    return blocks * ALIGNMENT
+
+
+def _run_items(whole: int, capacity: int) -> int:
+    return 0 if capacity >= whole else whole - spill_origin(capacity)

@@ -16,7 +16,7 @@ from gistkit.kernels.layout import BIT_DTYPES, value_dtype
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, FEW, GROUP, SUMS_A_ROUND, ends_kernel, sums_kernel
 from gistkit.kernels.sparse.operators import PIECES, RUN, UNBOUNDED, ZVC_SLOTS
-from gistkit.kernels.sparse.spill import GROUP_SLOTS
+from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.values import TRITON_DTYPES
 from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level
@@ -52,8 +52,8 @@ class ZvcLaunches:
         )
         self._backward = ready(zvc_backward_kernel, (bits, bits, u8, i16, i64, items), GRAD_WIDE=whole, **form)
         self._compact = ready(
-            compact_kernel, (items, items, i16, i64, items, items), STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS, RUN=RUN[size],
-            PIECES=PIECES[size], COLUMNS=False,
+            compact_kernel, (items, items, i16, i64, items, items, items), STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS,
+            RUN=RUN[size], PIECES=PIECES[size], COLUMNS=False, SPILL=False,
         )  # fmt: skip
         few = self._slots <= FEW
         constants: dict[str, Any] = {"GROUP": GROUP}
@@ -61,7 +61,7 @@ class ZvcLaunches:
         self._sums = _Launch(Ready(sums_kernel, index, GROUP=GROUP), (i16, torch.int32))
         self._running = {
             (spill, total): _Launch(
-                Ready(ends_kernel, index, SPILL=GROUP_SLOTS if spill else 0, TOTAL=total, **constants),
+                Ready(ends_kernel, index, SPILL=group_slots(ZVC_SLOT) if spill else 0, TOTAL=total, **constants),
                 (i16, i16 if few else torch.int32, i64, items, u8, i64),
             )
             for spill, total in ((False, False), (True, False), (True, True))
@@ -75,8 +75,8 @@ class ZvcLaunches:
         self._encode(self._slots, (x, words, counts, scratch), (self._n,))
         values = self._new[2](capacity)
         ends = self._ends(counts, values, spill, count)
-        tensors = (scratch, scratch, counts, ends, values, values)
-        self._compact(ceil_div(self._slots, ZVC_SLOTS), tensors, (UNBOUNDED, self._slots))
+        tensors = (scratch, scratch, counts, ends, values, values, scratch)
+        self._compact(ceil_div(self._slots, ZVC_SLOTS), tensors, (UNBOUNDED, self._slots, 0, 0))
         return words, counts, values, self._none
 
     def decode(self, packed: Packed, spill: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from functools import lru_cache
 
 import torch
 
-from gistkit import formats
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.kernels import bits_of, ops, packed_bytes
 from gistkit.kernels.launch import direct
@@ -117,27 +116,31 @@ class Lanes:
 class Kind:
     """Encodings of one codec whose scratch has so many items of a dtype."""
 
-    def __init__(self, dtype: torch.dtype, most: int) -> None:
-        self.dtype, self.most = dtype, most
+    def __init__(self, codec: str, stride: int, dtype: torch.dtype, most: int) -> None:
+        self.columns, self.dtype, self.most, self.stride = codec.startswith("csr"), dtype, most, stride
         self.worst_bytes = self.bytes_of(most)
         self._ships: dict[int, direct.Ships] = {}
 
     def bytes_of(self, items: int) -> int:
         """Bytes of a lane that so many items take."""
-        return packed_bytes(items, self.dtype.itemsize)
+        return packed_bytes(items, self.dtype.itemsize, self.columns)
+
+    def rest(self, payload: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """What goes to the host as it is, one behind the other: zvc's mask words, and counts."""
+        return payload[1:2] if self.columns else payload[:2]
 
     def ships(self, values: torch.Tensor) -> direct.Ships:
         """The launches on the device of the values."""
         index = values.get_device()
         found = self._ships.get(index)
         if found is None:
-            slots = self.most // formats.ZVC_SLOT
-            found = self._ships[index] = direct.ships(slots, bits_of(values).dtype, index)
+            bits, slots = bits_of(values).dtype, self.most // self.stride
+            found = self._ships[index] = direct.ships(slots, self.stride, bits, self.columns, index)
         return found
 
 
 class Packing(Direct):
-    """values, words, counts, lane, begin, after, place, memory: ``gistkit::ship`` with the memory's run from
+    """values, index, counts, lane, begin, after, place, memory: ``gistkit::ship`` with the memory's run from
     ``offset`` on as the rest."""
 
     __slots__ = ("_kind", "_offset")
@@ -145,8 +148,9 @@ class Packing(Direct):
     def __init__(self, kind: Kind, offset: int) -> None:
         self._kind, self._offset = kind, offset
 
-    def __call__(self, values, words, counts, lane, begin, after, place, memory) -> None:
-        ops.ship(values, words, counts, lane, begin, after, place, memory[self._offset :])
+    def __call__(self, values, index, counts, lane, begin, after, place, memory) -> None:
+        rest = memory[self._offset :]
+        ops.ship(values, index, counts, self._kind.stride, lane, begin, after, place, rest)
 
     def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
         ships = self._kind.ships(tensors[0])
@@ -156,7 +160,7 @@ class Packing(Direct):
 @lru_cache(maxsize=4096)
 def _kind(codec: str, dtype: torch.dtype, most: int) -> Kind | None:
     form = CODECS[codec]
-    return Kind(dtype, most) if isinstance(form, Sparse) and form.packs_within else None
+    return Kind(codec, form.slot, dtype, most) if isinstance(form, Sparse) and form.packs_within else None
 
 
 class Shipment:
@@ -180,12 +184,12 @@ class Shipment:
 
     def ship(self, payload: tuple[torch.Tensor, ...], span: Span) -> None:
         """Enqueue the packing, and the way of the rest to the span."""
-        words, counts, values, _ = payload
+        index, counts, values, _ = payload
         lane, backend, packing = self._lane, self._backend, Packing(self.kind, span.start)
         assert lane is not None
         number = len(lane.shipments)
         cells = lane.begins[number], lane.begins[number + 1], lane.places[number]
-        backend.run(backend.d2h, packing, values, words, counts, lane.memory, *cells, span.chunk.memory)
+        backend.run(backend.d2h, packing, values, index, counts, lane.memory, *cells, span.chunk.memory)
         self._place = cells[2]
         lane.shipments.append(self)
         self._lane = None
@@ -204,7 +208,7 @@ class Shipment:
         if self.total is None:
             assert self._place is not None
             self._fetched = self.kind.most
-            backend.run(backend.h2d, _unship, span.memory(), self._place, self._over(buffer, start))
+            backend.run(backend.h2d, _unship, span.memory(), self._place, *self._over(buffer, start))
         else:
             self._fetched = self.total
             there = Bytes(start, span.start + self.start, self.run_bytes)
@@ -213,12 +217,19 @@ class Shipment:
     def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
         """The payload that has arrived, its items packed from that byte of the memory on; what lies behind the last of
         them is undefined."""
-        return *rest[:2], self._over(memory, start), memory[:0]
+        values, *columns = self._over(memory, start)
+        index, counts = (columns[0], rest[0]) if columns else rest[:2]
+        return index, counts, values, memory[:0]
 
-    def _over(self, memory: torch.Tensor, start: int) -> torch.Tensor:
-        """The values in a run's memory."""
-        return Part(start, torch.Size((self._fetched,)), (1,), self.kind.dtype, 0).over(memory)
+    def _over(self, memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
+        """Values, and csr's columns behind them, in a run's memory."""
+        kind, n = self.kind, self._fetched
+        values = Part(start, torch.Size((n,)), (1,), kind.dtype, 0).over(memory)
+        if not kind.columns:
+            return (values,)
+        start += packed_bytes(n, kind.dtype.itemsize, False)
+        return values, Part(start, torch.Size((n,)), (1,), torch.uint8, 0).over(memory)
 
 
-def _unship(lane, place, values) -> None:
-    ops.unship(lane, place, values)
+def _unship(lane, place, values, columns=None) -> None:
+    ops.unship(lane, place, values, columns)

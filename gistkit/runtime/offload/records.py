@@ -49,7 +49,7 @@ class Record:
             self.parts, self.span_bytes = laid_out(tensors)
             self.nbytes = self.span_bytes
         else:
-            self.parts, self.span_bytes = laid_out(tensors[:2])
+            self.parts, self.span_bytes = laid_out(shipment.kind.rest(tensors))
             self.nbytes = laid_out(tensors)[1]
         self.versions = versions_of(tensors)
         self.state = State.OUTGOING

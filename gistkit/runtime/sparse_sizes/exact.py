@@ -8,13 +8,13 @@ arrays of the forecast size, what does not fit into a spill (:mod:`gistkit.runti
 before anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the
 spill back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
 
-*Delayed*, where nothing is known (a first step), a form has no spill (csr, fp10, scaled formats), or the host has no
-memory for one: the count is copied to pinned memory behind the encode, and a later call that finds it arrived allocates
-the exact arrays, packs into them and drops the scratch. Encoding asks about encodings that are ``lag`` back, as the
-event of a younger one can hardly be done; :meth:`ExactPacker.poll` asks about all. What is not settled holds its
-scratch, as large as a dense copy and its metadata, so the memory saved depends on how far the host runs ahead of the
-device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the one of ``lag``
-encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
+*Delayed*, where nothing is known (a first step), a format's packed size depends on the count (fp10, scaled formats), or
+the host has no memory for a spill: the count is copied to pinned memory behind the encode, and a later call that finds
+it arrived allocates the exact arrays, packs into them and drops the scratch. Encoding asks about encodings that are
+``lag`` back, as the event of a younger one can hardly be done; :meth:`ExactPacker.poll` asks about all. What is not
+settled holds its scratch, as large as a dense copy and its metadata, so the memory saved depends on how far the host
+runs ahead of the device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the
+one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
 
 While a CUDA graph is captured no count reaches the host, so nothing is encoded in a sparse form and nothing is settled.
 """
@@ -38,7 +38,7 @@ from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
-BY_COUNT = "{} is not packed before its size is known"
+BY_COUNT = "how codes of {} are packed depends on their number"
 
 
 class Counting(NamedTuple):
