@@ -11,7 +11,7 @@ from gistkit import zoo
 from gistkit.runtime.live import LiveBytes
 
 
-def measure(model, x, t, steps=2):
+def measure(model, x, t, steps=1):
     """(bytes kept after forward, peak bytes) of a step, gradients of the parameters and what was there before left out.
 
     The step before is a warm-up: densities are learnt, gradient buffers exist.

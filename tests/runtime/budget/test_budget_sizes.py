@@ -64,16 +64,3 @@ def test_fewer_rows_take_less(captures):
         assert max(peaks) <= plan.peak_bytes * (rows / ROWS + 1 / 7)
         assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
     assert captures == [3, 8]
-
-
-def test_uneven_parts_keep_a_budget(captures):
-    model, x, y = Net(), torch.randn(7, 3, 16, 16), LABELS[:7]
-    asked = {"loss_fn": F.cross_entropy, "fidelity": "reassociated", "density": 1.0}
-    lowest = least(model, x, fidelity="reassociated").peak_bytes
-    plan = gistkit.plan(model, x, y, budget=int(lowest * 1.6), **asked)
-    assert 1 < plan.sub_batches < 7
-    twin = gistkit.compress(copy.deepcopy(model), plan)
-    peaks = peaks_of_steps(twin, lambda: gistkit.step(twin, F.cross_entropy, x, y, verify=False), x, y)
-    assert max(peaks) <= plan.peak_bytes
-    # a smaller part comes first, then a larger one; its program stays that of its size
-    assert captures == [7 // plan.sub_batches, -(-7 // plan.sub_batches)]
