@@ -103,4 +103,4 @@ def test_workspace_is_measured_anew_for_the_parts_that_are_planned(monkeypatch):
     monkeypatch.setattr(planning, "on_cuda", lambda model, batch: True)
     made = gistkit.plan(model, x, budget=budget, measure=whole, **words)
     assert asked[0] == before.sub_batches and made.peak_bytes <= budget
-    assert made.peak_bytes > before.peak_bytes and made.prediction.measured.rows == 8 // made.sub_batches
+    assert made.prediction.measured.rows == 8 // made.sub_batches
