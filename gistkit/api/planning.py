@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gistkit.api.capturing import may_be_cut, uncollected
-from gistkit.api.measuring import Measure, captured, check_real, costs_of, on_cuda, with_times
+from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
 from gistkit.capture import spread
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.formats import AUTO, MAX_ERROR, Lossy, named
@@ -24,12 +24,7 @@ from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import check_per_sub_batch_norm
-from gistkit.profiling import Work, step_times
 from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
-
-TRIES = 3
-"""Of measuring anew for sub-batches: cuDNN may take another algorithm for fewer rows, with more workspace than their
-share. VGG-16 (256 images, fp32, channels_last) took 5.3 GiB more in two parts on an H100."""
 
 
 @renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
@@ -127,16 +122,8 @@ def plan(
         narrow, details = found.formats, found.details()
     remedy = "" if times is None else times.workspace_remedy
     details |= {"workspace": remedy} if remedy else {}
-    words = {"budget": budget, "policy": policy, "fidelity": fidelity, "lossy": narrow, **settings}
     try:
-        made = plan_graph(graph, costs, **words)
-        if budget is not None and times is not None and times.workspace_bytes and on_cuda(model, batch):
-            work = Work(*given, targets, loss_fn)
-            for _ in range(TRIES):  # until the parts that are planned are those that were measured
-                if made.sub_batches in (1, -(-graph.batch // times.rows)):
-                    break
-                times = step_times(graph, device, model, work, made.sub_batches)
-                made = plan_graph(graph, costs_of(graph, device, times, density), **words)
+        made = plan_graph(graph, costs, budget=budget, policy=policy, fidelity=fidelity, lossy=narrow, **settings)
     except BudgetError as error:
         if not remedy:
             raise

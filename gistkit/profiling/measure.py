@@ -75,13 +75,12 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
     """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
 
     ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
-    scaled by its rates. ``parts``: measure the rows of one of so many sub-batches; 0: as many rows as fit. Nothing of
-    the model, its gradients and the random states changes, as a deep copy runs. Synchronises. Raises
-    :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
+    scaled by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs.
+    Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
     PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
     """
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
-    parts = parts or _first_parts(graph, hardware)
+    parts = _first_parts(graph, hardware)
     while True:
         rows = -(-batch // parts)
         try:

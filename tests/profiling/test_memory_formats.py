@@ -8,7 +8,6 @@ import torch
 
 import gistkit
 from gistkit import BudgetError, capture, cli, zoo
-from gistkit.api import planning
 from gistkit.planning.cost import StepTimes
 from gistkit.profiling import memory_formats
 from gistkit.profiling.memory_formats import channels_last_bytes
@@ -81,26 +80,3 @@ def test_the_command_says_what_the_format_costs(tmp_path, capsys):
     assert cli.main(["plan", *words]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "convolutions take up to 6,144 MiB of workspace, in channels_last 0 MiB" in shown
-
-
-def test_workspace_is_measured_anew_for_the_parts_that_are_planned(monkeypatch):
-    """cuDNN may take another algorithm for fewer rows: here one whose workspace does not shrink with them."""
-    model, x = convolutions(), torch.randn(8, 3, 32, 32)
-    graph = capture(model, (x,), backward=True)
-    convs = [t.index for t in graph.tasks if t.conv is not None]
-    whole = replace(gistkit.measure(model, x), workspace_bytes=dict.fromkeys(convs, 0))
-    asked = []
-
-    def measured(graph, hardware, model, work, parts):
-        asked.append(parts)
-        return replace(whole, rows=8 // parts, workspace_bytes=dict.fromkeys(convs, parts * 2**19))
-
-    monkeypatch.setattr(planning, "step_times", measured)
-    words = {"fidelity": "reassociated", "policy": "modnn"}
-    budget = gistkit.plan(model, x, measure=whole, **words).peak_bytes // 2 + 2**18
-    before = gistkit.plan(model, x, budget=budget, measure=whole, **words)
-    assert before.sub_batches > 1 and not asked
-    monkeypatch.setattr(planning, "on_cuda", lambda model, batch: True)
-    made = gistkit.plan(model, x, budget=budget, measure=whole, **words)
-    assert asked[0] == before.sub_batches and made.peak_bytes <= budget
-    assert made.prediction.measured.rows == 8 // made.sub_batches
