@@ -156,9 +156,11 @@ def step_seconds(step: Callable[[], Any], model: nn.Module, device: str) -> dict
 
 
 def rival_row(model: nn.Module, batch: Batch, loss_fn: Loss, name: str, device: str) -> dict[str, Any]:
-    """What steps take in one of PyTorch's own ways."""
-    variant = VARIANTS[name]
+    """What steps take in one of PyTorch's own ways; ReLUs are not in place, as checkpoints do not bear the write."""
+    variant, in_place = VARIANTS[name], [m for m in model.modules() if isinstance(m, nn.ReLU) and m.inplace]
     run = variant.prepare(model)
+    for module in in_place:
+        module.inplace = False
 
     def step() -> None:
         with variant.around(device == "cuda"):
@@ -170,6 +172,8 @@ def rival_row(model: nn.Module, batch: Batch, loss_fn: Loss, name: str, device: 
     finally:
         for module in model.modules():  # the checkpoints' forwards go
             vars(module).pop("forward", None)
+        for module in in_place:
+            module.inplace = True
 
 
 def measured_row(model: nn.Module, batch: Batch, loss_fn: Loss, plan: gistkit.Plan, device: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ class Measured:
     step_s: float
 
 
-def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work, parts: int = 0) -> StepTimes:
+def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> StepTimes:
     """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
 
     ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
