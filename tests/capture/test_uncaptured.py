@@ -71,7 +71,7 @@ def test_what_a_loss_raises_is_not_the_forwards(loss_fn, text):
 
 def test_sparse_gradients_have_no_storage_to_plan():
     model = nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(40, 10))
-    with pytest.raises(gistkit.CaptureError, match=r"has no storage .* planned: make it dense, " + LEAVE):
+    with pytest.raises(gistkit.CaptureError, match=r"has no storage .* planned: make '0' with sparse=False, " + LEAVE):
         plan(model, torch.randint(20, (len(T), 5)), T)
 
 

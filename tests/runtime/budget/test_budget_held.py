@@ -14,6 +14,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
 from tests.support.peaks import held_step, least_bytes, peaks_of_steps
+from tests.support.plan_cases import LINKED
 from tests.support.predicted import steady_peak_bytes
 
 
@@ -83,7 +84,7 @@ def test_outputs_are_held_until_the_step_ends(kind):
 
 @pytest.mark.parametrize(
     ("policy", "on"),
-    [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", "titanx"), ("cdma", "titanx")],
+    [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", LINKED), ("cdma", LINKED)],
 )
 def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
     torch.manual_seed(0)

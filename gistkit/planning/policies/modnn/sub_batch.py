@@ -236,6 +236,7 @@ def written_by(graph: SavedGraph) -> dict[int, list[int]]:
 
 
 def by_key(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The values of each key, in the pairs' order."""
     found: dict[int, list[int]] = defaultdict(list)
     for key, value in pairs:
         found[key].append(value)
