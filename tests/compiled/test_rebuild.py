@@ -200,6 +200,7 @@ def images_net(*blocks):
 CASES = {
     "mobile": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.hardswish)),
     "gated": Gated,
+    "group norm": lambda: images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU()),
 }
 
 
@@ -222,7 +223,12 @@ def choice_of(name, made, dynamic=False):
 
 @pytest.mark.parametrize(
     ("name", "made", "gain"),
-    [("resnet", rebuild, 1.2), ("transformer", rebuild_late, 1.3), ("mobile", rebuild_late, 1.6)],
+    [
+        ("resnet", rebuild, 1.2),
+        ("transformer", rebuild_late, 1.3),
+        ("mobile", rebuild_late, 1.6),
+        ("group norm", rebuild_late, 1.3),
+    ],
 )
 def test_rebuilt_networks_have_the_same_bits(name, made, gain):
     choice = choice_of(name, made)
