@@ -159,7 +159,7 @@ def _network(model: str, found: list[Result], rows: Sequence[Row]) -> str:
     table = markdown(header, [_line(result) for result in found], 2)
     best = min((f for f in found if f.verdict == NOT_WORSE and f.bits), key=lambda f: f.bits or 0, default=None)
     least = f"\nThe fewest bits of a scheme that is not worse: {best.bits:.1f}, `{best.scheme}`.\n" if best else ""
-    of_model = [row for row in rows if row["model"] == model]
+    of_model = [row for row in rows if row["model"] == model and row["kind"] == "epoch"]
     cut = {(row["scheme"], row["seed"]) for row in of_model if not row["finished"]}
     cut -= {(row["scheme"], row["seed"]) for row in of_model if row["finished"]}
     left = f"\nNot finished, and left out: {', '.join(f'`{s}` seed {n}' for s, n in sorted(cut))}.\n" if cut else ""
