@@ -32,11 +32,9 @@ def test_flat_names_shape_strides_and_remedy():
 
 
 def test_old_keywords_name_the_new_ones():
-    x, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    x = torch.ones(1, 1, 2, 2)
     for call, text in (
         (lambda: gistkit.plan(reserve=1), r"plan: reserve= is called reserved_bytes= now"),
-        (lambda: gistkit.functional.conv2d(x, weight, slices=2), "slices= is called weight_grad_slices= now"),
-        (lambda: gistkit.functional.linear(x, x, slices=2), "slices= is called weight_grad_slices= now"),
         (lambda: gistkit.functional.relu(x, passes=True), "passes= is called mask_in_pool= now"),
         (lambda: gistkit.functional.max_pool2d(x, 2, zero_code=True), "zero_code= is called mask_in_pool= now"),
     ):

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
@@ -99,7 +98,6 @@ def carry_out(
     return y if x.dim() == 4 else y.squeeze(0)
 
 
-@renamed(slices="weight_grad_slices=")
 def conv2d(
     input: torch.Tensor,
     weight: torch.Tensor,

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.errors import renamed
 from gistkit.kernels import is_dense
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
@@ -67,7 +66,6 @@ def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> b
     return bias is None or bias.dim() == 1
 
 
-@renamed(slices="weight_grad_slices=")
 def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
