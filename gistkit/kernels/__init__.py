@@ -1,6 +1,6 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
-from gistkit.kernels.compat import capturing, current_device, current_stream
+from gistkit.kernels.compat import capturing, current_device, current_stream, torch_stream
 from gistkit.kernels.launch.direct import Masks
 from gistkit.kernels.layout import (
     FORMS,

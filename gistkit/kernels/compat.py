@@ -23,6 +23,11 @@ current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStr
 _captures: Callable[[], bool] = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
+def torch_stream(handle: int, device: int) -> torch.cuda.Stream:
+    """PyTorch's form of a stream of that device. ``ExternalStream(0)`` is not the default stream but any of a pool."""
+    return torch.cuda.ExternalStream(handle, device) if handle else torch.cuda.default_stream(device)
+
+
 def capturing() -> bool:
     """Whether the current CUDA stream is being captured into a CUDA graph. Makes no CUDA context."""
     return torch.cuda.is_initialized() and _captures()

@@ -39,6 +39,12 @@ def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype
     return raw if fmt == "raw" else code_dtype(fmt, packed)
 
 
+def padded(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """An uninitialised dtype[n] whose memory goes on to a multiple of 16 items: readers load 16 bytes at once."""
+    made = torch.empty((-(-n // 16) * 16,), dtype=dtype, device=device)
+    return made if n % 16 == 0 else made[:n]
+
+
 def is_dense(x: torch.Tensor) -> bool:
     """True where x's elements fill one block of memory without gaps or overlaps, in any order of dimensions."""
     return x.layout == torch.strided and (x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense(x))

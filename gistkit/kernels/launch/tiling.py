@@ -168,7 +168,7 @@ class Ready:
         if self._device < 0:  # the interpreter
             launch(self._kernel, programs, tensors[0], *args, num_warps=self._num_warps, **self._constexprs)
             return
-        other = None if stream is None else torch.cuda.ExternalStream(stream, self._device)
+        other = None if stream is None else compat.torch_stream(stream, self._device)
         with torch.cuda.device(self._device), torch.cuda.stream(other):
             found = launch_here(self._kernel, programs, self._device, self._num_warps, args, self._constexprs)
         if not any(t.data_ptr() & 15 for t in tensors):

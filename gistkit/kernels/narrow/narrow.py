@@ -18,7 +18,7 @@ import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
 from gistkit.kernels.launch.tiling import ROWS, launch, span
-from gistkit.kernels.layout import code_dtype
+from gistkit.kernels.layout import code_dtype, padded
 from gistkit.kernels.narrow.fp8_hardware import hardware_codes
 from gistkit.kernels.narrow.rounding import (
     decoding_factor,
@@ -178,7 +178,7 @@ def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor
     exponents = torch.empty((scale_count(n, scaling),), dtype=torch.uint8, device=x.device)
     if fmt == "fp10":
         return _pack10(x, exponents, scaling), exponents
-    codes = torch.empty((n,), dtype=code_dtype(fmt), device=x.device)
+    codes = padded(n, code_dtype(fmt), x.device)
     shape = _shape(x, scaling)
     programs, constants = ceil_div(n, shape["ROWS"] * shape["COLUMNS"]), {"ALIGNED": n % 16 == 0, **shape}
     launch(_encode_kernel, programs, x, x, codes, exponents, n, FMT=fmt, ASM=asm_level(x), **constants)

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ceil_div
-from gistkit.kernels.layout import bits_of
+from gistkit.kernels.layout import bits_of, padded
 from gistkit.kernels.ops import sparse_arrays
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
 from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
@@ -78,7 +78,7 @@ def compact(
     (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill total is the array's
     capacity, which the sum may exceed.
     """
-    packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
+    packed = padded(total, scratch.dtype, scratch.device)
     _compact(None, scratch, counts, stride, None, packed, spill)
     return packed
 
@@ -87,8 +87,7 @@ def csr_compact(
     columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
-    packed_columns = torch.empty((total,), dtype=columns.dtype, device=columns.device)
-    packed = torch.empty((total,), dtype=values.dtype, device=values.device)
+    packed_columns, packed = (padded(total, t.dtype, t.device) for t in (columns, values))
     _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
     return packed_columns, packed
 

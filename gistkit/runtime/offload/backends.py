@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gistkit.kernels import current_stream
+from gistkit.kernels import current_stream, torch_stream
 from gistkit.runtime.offload.driver import NOT_READY, Driver, Events
 from gistkit.runtime.offload.driver import Event as DriverEvent
 from gistkit.runtime.offload.host_memory import available_bytes
@@ -145,7 +145,7 @@ class CudaBackend:
 
     def torch_stream(self, stream: int) -> torch.cuda.Stream:
         """PyTorch's form of a stream, for ``torch.cuda.stream``."""
-        return torch.cuda.ExternalStream(stream, self.device)
+        return torch_stream(stream, self._index)
 
     def empty(self, nbytes: int, stream: int) -> torch.Tensor:
         if stream == current_stream(self._index):
