@@ -51,6 +51,7 @@ class Entry(NamedTuple):
     batch: int
     lr: float
     density: int = 0
+    image_size: int = IMAGE_SIZE
 
 
 VGG_BN, INCEPTION = "bench.networks:vgg16_bn", "bench.networks:inception"
@@ -62,6 +63,7 @@ CAMPAIGN = (
     Entry("resnet20", "int2s", range(3), 30, 256, 0.2),
     Entry(VGG_BN, "fp32 fp8 int4s", range(3), 15, 256, 0.1),
     Entry(INCEPTION, "fp32 fp8 fp10 immediate:fp16 int4s", range(3), 10, 256, 0.03),
+    Entry("overfeat", "fp32 fp8 immediate:fp8", range(2), 8, 256, 0.02, image_size=72),
     Entry("resnet20", "gradients:fp8 fp8s immediate:fp16 fp10 fp16", range(1), 30, 256, 0.2),
     Entry("alexnet", "auto:0.04 int2s gradients:fp8", range(3), 15, 256, 0.03),
     Entry("vgg16", "auto:0.04", range(3), 15, 256, 0.03),
@@ -122,7 +124,7 @@ def trainings(campaign: Iterable[Entry], options: argparse.Namespace) -> list[Tr
         epochs = options.epochs or entry.epochs
         for seed in entry.seeds:
             for name in entry.schemes.split():
-                words: Row = {"epochs": epochs, "batch": entry.batch, "lr": entry.lr, "image_size": IMAGE_SIZE}
+                words: Row = {"epochs": epochs, "batch": entry.batch, "lr": entry.lr, "image_size": entry.image_size}
                 words |= {"tf32": True, "channels_last": True}
                 density = entry.density if (name, seed) == ("fp32", 0) else 0
                 data = Path(options.data).name
@@ -148,13 +150,15 @@ class Campaign:
         self._written = self._stopped = time.monotonic()
         self.failed = 0
 
-    def run(self, images: Images, jobs: int, device: str, scratch: Path) -> None:
-        """Begins what can end in time, until nothing is left or the time is over."""
+    def run(self, images: dict[int, Images], jobs: int, device: str, scratch: Path) -> None:
+        """Begins what can end in time, until nothing is left or the time is over; ``images`` by their size."""
         context = multiprocessing.get_context("fork")
         while time.monotonic() < self._until:
             while len(self._running) < jobs and (training := self._next()):
                 training.folder = scratch / str(len(self._begun))
-                training.process = context.Process(target=train, args=(training, device, images), daemon=True)
+                training.process = context.Process(
+                    target=train, args=(training, device, images[training.settings.image_size]), daemon=True
+                )
                 training.process.start()
                 self._begun.append(training)
                 self._running.append(training)
@@ -233,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     before = [row for row in rows if row["finished"]]
     done = {(row["model"], row["scheme"], row["seed"]) for row in before}
     todo = [training for training in trainings(CAMPAIGN, options) if training.key not in done]
-    images = device_images(options.data, IMAGE_SIZE)
+    images = {size: device_images(options.data, size) for size in {t.settings.image_size for t in todo}}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     print(f"{len(done)} trainings are done, {len(todo)} to do, images {time.monotonic() - began:.0f} s", flush=True)
     campaign = Campaign(todo, before, options.out, began + options.max_s)
