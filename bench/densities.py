@@ -1,6 +1,6 @@
 """Densities by layer over training, of the networks whose activations cDMA compresses (Rhu et al., HPCA 2018).
 
-    python -m bench.densities --out bench/results/NAME.jsonl [--device cpu] [--epochs 20] [--every 40]
+    python -m bench.densities --out bench/results/NAME.jsonl [--device cpu] [--epochs 20] [--every 40] [--lr 0.02]
 
 Each network is trained on the digits in fp32, seed 0, batches of 64. A row is a kept tensor that holds zeros at a
 measured step, with its density and the ratios of `zvc` and `csr` (``gistkit accuracy --density``). A network whose rows
@@ -26,10 +26,14 @@ Row = dict[str, Any]
 
 def rows(name: str, options: argparse.Namespace) -> list[Row]:
     """The densities of one training."""
-    about = {"model": name, "epochs": options.epochs, "batch": 64, "image_size": options.image or NETWORKS[name]}
-    settings = AccuracySettings(
-        **about, schemes=("fp32",), seeds=1, lr=0.02, density=options.every, device=options.device
-    )
+    about = {
+        "model": name,
+        "epochs": options.epochs,
+        "lr": options.lr,
+        "batch": 64,
+        "image_size": options.image or NETWORKS[name],
+    }
+    settings = AccuracySettings(**about, schemes=("fp32",), seeds=1, density=options.every, device=options.device)
     with tempfile.TemporaryDirectory() as folder:
         experiment = Accuracy(settings, Path(folder))
         (result,) = experiment.run()
@@ -62,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--every", type=int, default=40, help="steps from one measurement to the next")
+    parser.add_argument("--lr", type=float, default=0.02, help="the highest; NiN and SqueezeNet learn with less")
     parser.add_argument("--image", type=int, default=0, help="size of the images, in place of each network's own")
     options = parser.parse_args(argv)
     held = {row["model"] for row in read(options.out, "density")} if options.out.exists() else set()
