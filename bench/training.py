@@ -4,8 +4,9 @@
 
 Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of that name. ``bf16``: autocast,
 channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
-synchronisation among them, by their number; ``host_ms`` what the host takes to issue one, the device asleep meanwhile;
-``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
+synchronisation among them, by their number; ``host_ms`` the same with eight images of 64x64, where the host alone sets
+the pace (issued to a device that sleeps, two steps are more launches than CUDA queues, and the host waits); ``kept_mib``
+and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
 ``--graph`` compresses without sparse forms and also replays forward and backward as one CUDA graph: ``graph_ms`` a step
 with its optimiser, ``graph_mib`` the memory that the graph holds, ``graph_equal`` whether its loss is the step's.
 ``--profile DIR`` also writes the host's profile of each row's steps. ``--device cpu`` tries it out.
@@ -36,9 +37,7 @@ from gistkit.benchmark.measure import MIB
 
 MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
 CONFS = {"bf16": 128, "fp32": 64}
-WARM_UP, TIMED, HOST_STEPS = 22, 20, 4
-SLEEP_CYCLES = 4_000_000_000
-"""About two seconds of the device: longer than the host needs for its steps."""
+WARM_UP, TIMED, HOST_STEPS, HOST_BATCH = 22, 20, 4, 8
 
 
 def network(name: str) -> torch.nn.Module:
@@ -51,56 +50,64 @@ def network(name: str) -> torch.nn.Module:
         return densenet121() if name == "densenet121" else zoo.load(name, num_classes=1000, image_size=224)
 
 
-def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one row."""
-    on_gpu, batch = options.device == "cuda", options.batch or CONFS[conf]
-    drain: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
-    torch.manual_seed(0)
-    model: Any = network(name).to(options.device).train()
-    x = torch.randn(batch, 3, options.image, options.image, device=options.device)
-    if conf == "bf16":
-        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    targets = torch.randint(1000, (batch,), device=options.device)
-    if variant != "plain":
-        lossy = None if variant == "gistkit" else variant.removeprefix("gistkit ")
-        model = gistkit.compress(model, lossy=lossy, sparse=not options.graph)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    narrow = (lambda: torch.autocast(options.device, torch.bfloat16)) if conf == "bf16" else nullcontext
-    spent: list[float] = []
+class Stepper:
+    """One network's training steps of one variant, on images of that number and size."""
 
-    def computed(after_forward: Callable[[], Any] = lambda: None) -> torch.Tensor:
-        begun = time.perf_counter()
-        with narrow():
-            loss = F.cross_entropy(model(x), targets)
+    def __init__(self, name: str, conf: str, variant: str, options: argparse.Namespace, batch: int, image: int) -> None:
+        torch.manual_seed(0)
+        self._device, self._narrow = options.device, conf == "bf16"
+        model: Any = network(name).to(options.device).train()
+        self._x = torch.randn(batch, 3, image, image, device=options.device)
+        if self._narrow:
+            model = model.to(memory_format=torch.channels_last)
+            self._x = self._x.contiguous(memory_format=torch.channels_last)
+        self._targets = torch.randint(1000, (batch,), device=options.device)
+        if variant != "plain":
+            lossy = None if variant == "gistkit" else variant.removeprefix("gistkit ")
+            model = gistkit.compress(model, lossy=lossy, sparse=not options.graph)
+        self._model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def computed(self, after_forward: Callable[[], Any] = lambda: None) -> torch.Tensor:
+        """Forward and backward; the loss."""
+        with torch.autocast(self._device, torch.bfloat16) if self._narrow else nullcontext():
+            loss = F.cross_entropy(self._model(self._x), self._targets)
         after_forward()
         loss.backward()
-        spent.append(time.perf_counter() - begun)
         return loss.detach()
 
-    def step(after_forward: Callable[[], Any] = lambda: None) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        computed(after_forward)
-        optimizer.step()
+    def __call__(self, after_forward: Callable[[], Any] = lambda: None) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.computed(after_forward)
+        self.optimizer.step()
 
-    first_s = [_seconds(step, drain) for _ in range(3)]
+
+def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of one row."""
+    on_gpu = options.device == "cuda"
+    drain: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
+    step = Stepper(name, conf, variant, options, options.batch or CONFS[conf], options.image)
+    found: dict[str, Any] = {"first_s": [round(_seconds(step, drain), 3) for _ in range(3)]}
     for _ in range(options.warm_up):
         step()
-    found: dict[str, Any] = {"first_s": [round(s, 3) for s in first_s]}
     found["step_ms"] = 1e3 * _seconds(lambda: [step() for _ in range(options.steps)], drain) / options.steps
     found["waited_ms"] = 1e3 * min(_seconds(step, drain) for _ in range(options.steps))
-    spent.clear()
-    if on_gpu:
-        torch.cuda._sleep(SLEEP_CYCLES)
-    for _ in range(HOST_STEPS):
-        step()
-    drain()
-    found["host_ms"] = 1e3 * min(spent)
+    found["host_ms"] = _host_ms(name, conf, variant, options, drain)
     if options.profile:
         _profile(step, drain, options.profile / f"{name}-{conf}-{variant.replace(' ', '-')}.txt")
     if not on_gpu:
         return found
-    found |= _memory(step, optimizer)
-    return found | (_graphed(computed, optimizer, drain, options.steps) if options.graph else {})
+    found |= _memory(step, step.optimizer)
+    return found | (_graphed(step.computed, step.optimizer, drain, options.steps) if options.graph else {})
+
+
+def _host_ms(name: str, conf: str, variant: str, options: argparse.Namespace, drain: Callable[[], Any]) -> float:
+    """A step of so few small images that the device is never behind the host: the best of three runs."""
+    step = Stepper(name, conf, variant, options, HOST_BATCH, options.host_image)
+    for _ in range(options.warm_up):
+        step()
+    runs = [_seconds(lambda: [step() for _ in range(options.steps)], drain) / options.steps for _ in range(3)]
+    return 1e3 * min(runs)
 
 
 def _graphed(
@@ -170,6 +177,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--batch", type=int, default=0, help="instead of the configuration's")
     parser.add_argument("--image", type=int, default=224)
+    parser.add_argument(
+        "--host-image", type=int, default=64, help="size of the images that the host's time is taken with"
+    )
     parser.add_argument("--steps", type=int, default=TIMED)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="plans are made anew after steps 5, 10 and 20")
     parser.add_argument("--graph", action="store_true", help="also replay each step as a CUDA graph")
