@@ -5,7 +5,7 @@
 Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of that name. ``bf16``: autocast,
 channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
 synchronisation among them, by their number; ``host_ms`` the same with eight images of 64x64, where the host alone sets
-the pace (issued to a device that sleeps, two steps are more launches than CUDA queues, and the host waits); ``kept_mib``
+the pace (issued to a device that sleeps, two steps are more launches than CUDA queues: the host waits); ``kept_mib``
 and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
 ``--graph`` compresses without sparse forms and also replays forward and backward as one CUDA graph: ``graph_ms`` a step
 with its optimiser, ``graph_mib`` the memory that the graph holds, ``graph_equal`` whether its loss is the step's.
