@@ -102,7 +102,7 @@ class Program:
         self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
         if given:
             self.decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self.decisions
-        self.again, self.recordings = recompute_plan(graph, self.decisions), Recordings()
+        self.again, self.recordings = recompute_plan(graph, self.decisions), Recordings(graph)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in norms(d.recipe)}
         self.sources = {s for d in plan.decisions for s in _stashes(d.recipe)}

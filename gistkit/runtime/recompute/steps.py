@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
+from gistkit.ir import SavedGraph
 from gistkit.runtime.recompute.calls import Operand, RecordedCall
 
+HIDDEN = -2
 Wanted = tuple[tuple[int, int], ...]
 """Storages, each with twice the number of the call at which it was saved, plus one where that call had written it."""
 
@@ -29,13 +32,21 @@ Reruns = dict[tuple, tuple[Step, ...]]
 
 class Recordings:
     """What stays of one forward's tape for the next: by segment and number the calls as they were written down, which
-    is most of the host's work where they are made once more."""
+    is most of the host's work where they are made once more; and what the tape asks of the graph, by number."""
 
-    def __init__(self) -> None:
+    def __init__(self, graph: SavedGraph) -> None:
         self.calls: dict[tuple[int, int], RecordedCall] = {}
         self.reruns: dict[int, Reruns] = defaultdict(dict)
-        self.results: dict[int, frozenset[int]] = {}
-        """By number of a call the storages of its results."""
+        self._graph, calls = graph, graph.calls
+        self.results = cache(lambda number: frozenset(graph.values[v].storage for v in calls[number].results))
+        """Storages of a call's results."""
+        self.overwrites = cache(lambda number: not set(calls[number].writes).isdisjoint(calls[number].reads))
+        """Whether a call writes to what it reads."""
+        self.saved_by = cache(self._saved_by)
+
+    def _saved_by(self, storage: int) -> frozenset[int]:
+        """The calls that save a storage; HIDDEN for those that no function mode sees."""
+        return frozenset(n for c, _ in self._graph.savers(storage) for n in (c.index, *([HIDDEN] * c.hidden)))
 
 
 def steps(calls: Sequence[RecordedCall], wanted: Wanted) -> tuple[Step, ...]:

@@ -16,14 +16,14 @@ import torch
 
 from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
 from gistkit.errors import GistError, PlanError, PlanMismatchError
-from gistkit.ir import Call, Decision
+from gistkit.ir import Decision
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.planning.forms import OBSERVERS, RecomputePlan, SegmentPlan
 from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, flattened, geometry, random_state
 from gistkit.runtime.recompute.replay import RecomputedBody, Segment
-from gistkit.runtime.recompute.steps import Recordings
+from gistkit.runtime.recompute.steps import HIDDEN, Recordings
 from gistkit.runtime.signature import autocast_now
 from gistkit.runtime.stash.stash import whole
 from gistkit.runtime.stash.verify import digest
@@ -96,7 +96,7 @@ class Tape:
         known = len(now.written) == len(segments)
         draws = not known or any([w.call.draws for w in now.written])
         now.random = _random_states(tensors_in((args, kwargs))) if draws and op not in _SURE else ()
-        if known and not call.writes:
+        if known and not self._recordings.overwrites(number):
             return
         found = self._operands(func, args, kwargs)
         now.versions = {s: t._version for t, s in found if s in call.writes}
@@ -143,12 +143,9 @@ class Tape:
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
         """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
         Function."""
-        graph, now = self._plan.graph, self._now
-
-        def fits(call: Call) -> bool:
-            return call.hidden if now.over else call.index == now.number
-
-        return tuple(d for d in found if d is not None and any(fits(c) for c, _ in graph.savers(d.storage)))
+        now, saved_by = self._now, self._recordings.saved_by
+        number = HIDDEN if now.over else now.number
+        return tuple([d for d in found if d is not None and number in saved_by(d.storage)])
 
     def saving(self, pack: Callable, x: torch.Tensor) -> Any:
         now = self._now
@@ -209,10 +206,8 @@ class Tape:
     def _inside(self, x: torch.Tensor, storage: int) -> str:
         """Why a storage that the running call makes inside itself cannot come back; notes how it does."""
         graph, now = self._plan.graph, self._now
-        call, results = graph.calls[now.number], self._recordings.results
-        if call.index not in results:
-            results[call.index] = frozenset(graph.values[v].storage for v in call.results)
-        if graph.storages[storage].producer != call.index or storage in results[call.index]:
+        call = graph.calls[now.number]
+        if graph.storages[storage].producer != call.index or storage in self._recordings.results(call.index):
             return ""
         for _, written, _, _ in now.written:
             cast = written.cast_of(x, last=now.saving) if now.op in LOWERED else -1
