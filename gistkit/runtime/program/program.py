@@ -246,7 +246,7 @@ class Program:
         done = 0
         for call in self.graph.calls:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
-            if any(not s.read for s in call.saves):
+            if any(not s.read and self.graph.storages[s.storage].kind != "parameter" for s in call.saves):
                 self._unread[call.covered >= 0].add(number)
             if call.covered >= 0:
                 done = call.covered + 1
