@@ -54,7 +54,8 @@ def prepared(policy: str, model: nn.Module, batch: Any, args: argparse.Namespace
             loss.backward()
 
         return step, ""
-    words = {"loss_fn": loss_fn, "fidelity": "reassociated", "hardware": args.rates, "policy": policy}
+    words: dict[str, Any] = {"loss_fn": loss_fn, "fidelity": "reassociated", "hardware": args.rates, "policy": policy}
+    words["measure"] = args.device == "cuda"
     budget = args.budget if policy == "optimal" else None
     plan = gistkit.plan(model, *batch, budget=budget, **words)
     gistkit.compress(model, plan)
