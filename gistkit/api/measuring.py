@@ -87,7 +87,11 @@ def costs_of(
     density: float | Mapping[int, float] | None = None,
 ) -> CostTable:
     """The costs of a captured step with the measured times where there are some, else as predicted."""
-    measured = {} if times is None else {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
+    if times is None:
+        return cost_table(graph, hardware, density=density)
+    if times.host_s and times.runtime_host_s and hardware.host_s:
+        hardware = replace(hardware, host_s=times.host_s, runtime_host_s=times.runtime_host_s)
+    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
     return cost_table(graph, hardware, density=density, **measured)
 
 

@@ -33,12 +33,13 @@ Size = Callable[[int, int, float | None], int]
 """(elements, bytes an element, density) -> bytes of the payload."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Form:
-    """One form. ``returns``: one of the words above. ``signs``: the form alone tells a ReLU's backward where the
-    gradient passes; a ReLU's output in any other form needs ``Decision.mask`` beside it. ``dtypes``: those it can hold,
-    None for any. ``rounds_to``: the narrow format of its values, '' where every bit comes back. ``sparse``: its size
-    depends on the values, so only the device knows it. ``made_by_op``: an operator writes it for its own backward."""
+    """One form; each is there once. ``returns``: one of the words above. ``signs``: the form alone tells a ReLU's
+    backward where the gradient passes; a ReLU's output in any other form needs ``Decision.mask`` beside it. ``dtypes``:
+    those it can hold, None for any. ``rounds_to``: the narrow format of its values, '' where every bit comes back.
+    ``sparse``: its size depends on the values, so only the device knows it. ``made_by_op``: an operator writes it for
+    its own backward."""
 
     name: str
     returns: str

@@ -28,6 +28,7 @@ from torch import nn
 
 from gistkit.capture import capture
 from gistkit.codecs import CODECS
+from gistkit.ir import SavedGraph
 from gistkit.planning.cost import (
     CUDA_LIBRARIES_BYTES,
     MEASURED_DENSITY,
@@ -246,23 +247,28 @@ def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
 
 
 def host_task_s(device: torch.device) -> tuple[float, float]:
-    """Seconds of the host for one task of a step, plain and under the runtime: whole steps of a small network whose
-    kernels take less time than the host takes to launch them, divided by its tasks. The runtime carries out a plan of
-    `checkpoint`, whose reruns are tasks too. Synchronises."""
+    """Seconds of the host for one task of a step, plain and under the runtime, of a small network whose kernels take
+    less time than the host takes to launch them. Synchronises."""
     model, x = small_step(device)
-    graph = capture(model, (x,), backward=True)
-    # any device would do: the plan is the one of least peak; a second of the host a task: their sum counts them
-    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0))
-    plan, tasks = POLICIES["checkpoint"](graph, costs), len(graph.tasks)
 
     def step() -> None:
         model.zero_grad(set_to_none=True)
         model(x).sum().backward()
 
-    plain_s = seconds(step, device, STEPS)
+    return task_s_of(model, capture(model, (x,), backward=True), step, device)
+
+
+def task_s_of(
+    model: nn.Module, graph: SavedGraph, step: Callable[[], Any], device: torch.device
+) -> tuple[float, float]:
+    """The same of a model's step, which ``graph`` was captured of; the model is compressed then. The runtime carries
+    out a plan of `checkpoint`, whose reruns are tasks too."""
+    # any device would do: the plan is the one of least peak; a second of the host a task: their sum counts them
+    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0))
+    plan, plain_s = POLICIES["checkpoint"](graph, costs), seconds(step, device, STEPS)
     compress(model, plan)
     issued = float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
-    return _rounded(plain_s / tasks), _rounded(seconds(step, device, STEPS) / issued)
+    return _rounded(plain_s / len(graph.tasks)), _rounded(seconds(step, device, STEPS) / issued)
 
 
 def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:

@@ -19,6 +19,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -30,6 +31,7 @@ from gistkit.capture import (
     Span,
     StepBuilder,
     Tracer,
+    capture,
     loss_of,
     no_autocast_cache,
     on_copy,
@@ -42,11 +44,13 @@ from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
+from gistkit.profiling.calibration import task_s_of
 from gistkit.profiling.memory_formats import channels_last_bytes
 from gistkit.runtime import available_bytes, does_not_fit
 
 _CONV_BACKWARD = torch.ops.aten.convolution_backward.default
 _CONVS = (torch.ops.aten.convolution.default, _CONV_BACKWARD)
+FEW_ROWS = 2
 SLEEP_CYCLES = 400_000
 """Of the device before each operator, about 0.2 ms: the host needs 20 to 150 us to queue one."""
 
@@ -110,7 +114,26 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
     if workspace:
         place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
         other = channels_last_bytes(graph, workspace, rows, place)
-    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other)
+    host = _host_task_s(graph, hardware, model, work)
+    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other, *host)
+
+
+def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> tuple[float, float]:
+    """The host's seconds for one task of a step of few rows, whose kernels take less time than that, plain and under
+    the runtime; zeros on a CPU, and of a model that cannot take so few or that the runtime cannot run."""
+    if not hardware.host_s:
+        return 0.0, 0.0
+    with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
+        try:
+            twin = plain_copy(model)
+            few = _first_rows(replace(work, loss_fn=on_copy(work.loss_fn, model, twin)), graph.batch, FEW_ROWS)
+            place = next(t.device for t in all_tensors(twin, few.args))
+            part = capture(
+                twin, few.args, few.kwargs, backward=True, loss_fn=work.loss_fn and few.loss_fn, targets=few.targets
+            )
+            return task_s_of(twin, part, partial(_unwatched, twin, few), place)
+        except (GistError, RuntimeError, ValueError):
+            return 0.0, 0.0
 
 
 def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:

@@ -16,7 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gistkit
 from gistkit import StepTimes, capture
 from gistkit.api.measuring import costs_of
+from gistkit.ir import Plan
+from gistkit.planning.cost import cost_table
 from gistkit.planning.cost.devices import PRESETS
+from gistkit.planning.simulate import simulate
+from gistkit.profiling.measure import Work, _host_task_s
 from tests.support.measuring_cases import step, targets
 
 
@@ -115,3 +119,37 @@ def test_nothing_that_could_run():
         gistkit.measure(F.relu, x)
     with pytest.raises(ValueError, match=r"^measure: batch must hold the model's inputs, got no tensor"):
         gistkit.measure(step()[0])
+
+
+def test_measured_workspace_of_a_sub_batch_and_beside_both_gradients():
+    """A sub-batch of half the rows takes half; PyTorch's node has the input gradient when it takes the weight's."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    graph = gistkit.capture(model, (torch.randn(4, 3, 8, 8),), backward=True)
+    weight = next(t.index for t in graph.tasks if t.part == "weight" and graph.tasks[t.index + 1].part == "input")
+    gradient_bytes = 4 * 8 * 8 * 8 * 4
+    peaks = {}
+    for nbytes in (0, 10**6, 2 * 10**6):
+        costs = cost_table(graph, replace(PRESETS["h200"], libraries_bytes=0), workspace_bytes={weight: nbytes})
+        for policy, parts in (("plain", 1), ("gist", 1), ("gist", 2)):
+            plan = Plan(policy, graph.fingerprint, (), (), sub_batches=parts)
+            peaks[policy, parts, nbytes] = simulate(graph, plan, costs).peak_bytes
+    for parts in (1, 2):
+        assert peaks["gist", parts, 2 * 10**6] - peaks["gist", parts, 10**6] == 10**6 // parts
+    weights_bytes = sum(p.numel() * 4 for p in model[1].parameters())
+    beside = peaks["plain", 1, 10**6] - peaks["gist", 1, 10**6]
+    assert gradient_bytes <= beside <= gradient_bytes + weights_bytes
+
+
+def test_the_hosts_seconds_of_the_model_take_the_place_of_the_hardwares():
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
+    graph = gistkit.capture(model, (x,), backward=True)
+    assert _host_task_s(graph, PRESETS["cpu"], model, Work((x,), {})) == (0.0, 0.0)
+    host_s, runtime_host_s = _host_task_s(graph, PRESETS["h200"], model, Work((x,), {}))
+    assert 0 < host_s < 0.1 and 0 < runtime_host_s < 0.1
+    assert "forward" not in vars(model) and all(p.grad is None for p in model.parameters())
+    seconds = {t.index: 1e-3 for t in graph.tasks}
+    times = StepTimes("a", "NVIDIA H200", 4, 4, 1.0, seconds, host_s=host_s, runtime_host_s=runtime_host_s)
+    found = costs_of(graph, PRESETS["h200"], times).hardware
+    assert (found.host_s, found.runtime_host_s) == (host_s, runtime_host_s)
+    assert costs_of(graph, PRESETS["cpu"], times).hardware is PRESETS["cpu"]
+    assert StepTimes.from_json(times.to_json()) == times

@@ -28,7 +28,8 @@ class StepTimes:
     of one such step of ``rows`` rows that nobody watched, from its start until the device was done.
 
     ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch, ``channels_last_bytes`` what
-    they would be in that memory format, for tasks of which that is less; both empty on a CPU.
+    they would be in that memory format, for tasks of which that is less; both empty on a CPU. ``host_s`` and
+    ``runtime_host_s`` are the host's seconds for one task of this model (:class:`Hardware`); 0: not known.
     """
 
     fingerprint: str
@@ -39,6 +40,8 @@ class StepTimes:
     seconds: dict[int, float]
     workspace_bytes: dict[int, int] = field(default_factory=dict)
     channels_last_bytes: dict[int, int] = field(default_factory=dict)
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
 
     @property
     def workspace_remedy(self) -> str:
@@ -84,6 +87,9 @@ class StepTimes:
             _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
         if not 0 < self.step_s < math.inf:
             _refuse("step_s", "seconds above 0", self.step_s)
+        for name in ("host_s", "runtime_host_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                _refuse(name, "seconds of at least 0", getattr(self, name))
         for task, taken in self.seconds.items():
             if task < 0 or not 0 < taken < math.inf:
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, BEFORE, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
-from gistkit.planning.simulate.context import Context
+from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
 from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Transfer
 from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
 
@@ -89,7 +90,10 @@ class Composer:
                 extra[task] += seconds
             for task, count in part.issued:
                 issued[task] += count
-        intervals += (*self._workspaces(algorithms), *(self._plain if context.plain else ()))
+        intervals += (
+            *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY),
+            *(self._plain if context.plain else ()),
+        )
         transfers.sort(key=lambda t: (t.issue, t.due))
         host = self.costs.hardware
         beside = Beside((host.host_s if context.plain else host.runtime_host_s) * issued, self._slowed)
@@ -150,9 +154,13 @@ class Composer:
             )
         return found
 
-    def _workspaces(self, algorithms: dict[int, str]) -> Iterator[Interval]:
-        chosen = {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
-        for task, nbytes in {**self._workspace, **chosen}.items():
+    def _workspaces(self, algorithms: dict[int, str], plain: bool) -> Iterator[Interval]:
+        """Under ``plain`` PyTorch's node takes a convolution's input gradient first, and the other one beside it."""
+        sizes = self._workspace | {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
+        for weight, task in pairwise(self.graph.tasks if plain else ()):
+            if task.conv is not None and (weight.part, task.part) == ("weight", "input") and weight.call == task.call:
+                sizes[task.index] = max(sizes.get(t.index, 0) for t in (weight, task))
+        for task, nbytes in sizes.items():
             if nbytes:
                 yield Interval(task, task, nbytes, -1, "workspace")
 
@@ -206,21 +214,24 @@ def _passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
 
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
     """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
-    ratio to what the roofline says of it, so measured seconds carry over."""
+    ratio to what the roofline says of it, so measured seconds carry over; measured workspace grows with the rows."""
     same = {"density": dict(costs.densities), "ways": costs.ways}
     whole, small = (cost_table(g, costs.hardware, **same) for g in (graph, part))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)
-    return replace(costs, algorithms=tuple(_scaled(*table) for table in tables))
+    rows = part.batch, max(graph.batch, 1)
+    return replace(costs, algorithms=tuple(_scaled(*table, *rows) for table in tables))
 
 
 def _scaled(
-    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...]
+    given: tuple[Algorithm, ...], whole: tuple[Algorithm, ...], small: tuple[Algorithm, ...], rows: int, batch: int
 ) -> tuple[Algorithm, ...]:
-    roofline = {a.name: a.seconds for a in whole}
+    by_rates = {a.name: a for a in whole}
     known = {a.name: a for a in small}
     out = []
     for algorithm in given:
-        like, base = known.get(algorithm.name, small[0]), roofline.get(algorithm.name, whole[0].seconds)
-        ratio = algorithm.seconds / base if base else 1.0
-        out.append(Algorithm(algorithm.name, like.seconds * ratio, like.workspace_bytes))
+        like, base = known.get(algorithm.name, small[0]), by_rates.get(algorithm.name, whole[0])
+        ratio = algorithm.seconds / base.seconds if base.seconds else 1.0
+        measured = algorithm.workspace_bytes != base.workspace_bytes
+        nbytes = -(-algorithm.workspace_bytes * rows // batch) if measured else like.workspace_bytes
+        out.append(Algorithm(algorithm.name, like.seconds * ratio, nbytes))
     return tuple(out)

@@ -97,7 +97,8 @@ class ForwardState:
         if again is not None:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
-            self.tape = Tape(again, self._outside, verified, self._not_again)
+            recordings = self.program.recordings  # type: ignore[union-attr]
+            self.tape = Tape(again, self._outside, verified, self._not_again, recordings)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""

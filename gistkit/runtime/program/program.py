@@ -31,6 +31,7 @@ from gistkit.planning.forms import default_form, intolerant, recompute_plan
 from gistkit.planning.simulate import PLAIN_POLICIES
 from gistkit.runtime.program.joint_gradients import roomy_calls
 from gistkit.runtime.program.timetable import Timetable, timetable
+from gistkit.runtime.recompute.steps import Recordings
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
 WITHOUT_VALUES = tuple(f for f in FORMS.values() if f.returns in (NEVER, OPERATORS) and not f.made_by_op)
@@ -101,7 +102,7 @@ class Program:
         self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
         if given:
             self.decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self.decisions
-        self.again = recompute_plan(graph, self.decisions)
+        self.again, self.recordings = recompute_plan(graph, self.decisions), Recordings(graph)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in norms(d.recipe)}
         self.sources = {s for d in plan.decisions for s in _stashes(d.recipe)}
@@ -245,7 +246,7 @@ class Program:
         done = 0
         for call in self.graph.calls:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
-            if any(not s.read for s in call.saves):
+            if any(not s.read and self.graph.storages[s.storage].kind != "parameter" for s in call.saves):
                 self._unread[call.covered >= 0].add(number)
             if call.covered >= 0:
                 done = call.covered + 1

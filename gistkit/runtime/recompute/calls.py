@@ -4,14 +4,14 @@ storage that the segment makes itself, or a hold on one that is kept."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gistkit.errors import GistError
-from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState
+from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState, autocast_now
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
 RandomState = tuple[str, int, bytes]
@@ -33,7 +33,7 @@ def geometry(x: torch.Tensor) -> Geometry:
     return x.size(), x.stride(), int(x.storage_offset())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operand:
     """A tensor among a call's arguments: ``storage`` of the graph that the segment makes itself, or else the number of
     a ``hold``. One tensor given twice is one operand: attention goes by whether key is value."""
@@ -44,14 +44,20 @@ class Operand:
     dtype: torch.dtype
     requires_grad: bool
 
+    @property
+    def key(self) -> int:
+        """Its storage, or a number below 0 for its hold."""
+        return self.storage if self.hold < 0 else -1 - self.hold
 
-@dataclass
+
+@dataclass(eq=False)
 class RecordedCall:
-    """One call written down. ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`.
+    """One call written down, without tensors: a later forward that makes it again has the same record.
 
-    ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
-    storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
-    tensors, with the tensor's number and their dtype. ``random``: states before it where it drew random numbers.
+    ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`; ``without``: leaves that are left
+    out for None. ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites;
+    ``packs``: storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes
+    of its tensors, with the tensor's number and their dtype. ``draws``: whether it drew random numbers.
     """
 
     number: int
@@ -64,10 +70,30 @@ class RecordedCall:
     changes: tuple[int, ...] = ()
     packs: dict[int, int] = field(default_factory=dict)
     casts: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
-    random: tuple[RandomState, ...] = ()
+    without: frozenset[int] = frozenset()
+    draws: bool = False
 
     def operands(self) -> Iterator[Operand]:
         return (leaf for leaf in self.leaves if isinstance(leaf, Operand))
+
+    def tensors(self, func: Callable, leaves: list[Any], spec: Any) -> dict[Operand, torch.Tensor] | None:
+        """The tensor of each operand in a call that is this one once more; None where it is another."""
+        if func is not self.func or spec != self.spec:
+            return None
+        found: dict[Operand, torch.Tensor] = {}
+        for position, (known, leaf) in enumerate(zip(self.leaves, leaves, strict=True)):
+            if type(known) is Operand:
+                if known in found:
+                    if found[known] is not leaf:
+                        return None
+                elif not _is_operand(leaf, known):
+                    return None
+                else:
+                    found[known] = leaf
+            elif leaf is not known and not (position in self.without or _is_constant(leaf, known)):
+                return None
+        one_each = len(found) < 2 or len(set(map(id, found.values()))) == len(found)
+        return found if one_each else None
 
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
         """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
@@ -80,14 +106,65 @@ class RecordedCall:
         return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
 
 
-@contextmanager
-def autocast(states: AutocastState) -> Iterator[None]:
+def _is_operand(leaf: Any, known: Operand) -> bool:
+    return (
+        isinstance(leaf, torch.Tensor)
+        and leaf.dtype is known.dtype
+        and leaf.requires_grad is known.requires_grad
+        and geometry(leaf) == known.where
+    )
+
+
+def _is_constant(leaf: Any, known: Any) -> bool:
+    """Whether two arguments without tensors are the same; not NaN, nor zeros, whose signs may differ."""
+    same = type(leaf) is type(known) and type(leaf) is not torch.Tensor and leaf == known
+    return same and (type(leaf) is not float or leaf != 0)
+
+
+def flattened(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+    """Arguments as leaves, and what :func:`unflattened` needs beside them. A tuple of numbers, as a shape is one, is a
+    leaf."""
+    leaves = [*args, *kwargs.values()]
+    if any([isinstance(leaf, (list, tuple, dict)) and not _is_shape(leaf) for leaf in leaves]):
+        return tree_flatten((args, kwargs))
+    return leaves, (len(args), *kwargs)
+
+
+def _is_shape(leaf: Any) -> bool:
+    return type(leaf) in (tuple, torch.Size) and all([type(n) is int for n in leaf])
+
+
+def unflattened(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
+    """The arguments that were flattened."""
+    if type(spec) is not tuple:
+        return tree_unflatten(leaves, spec)
+    count, *names = spec
+    return leaves[:count], dict(zip(names, leaves[count:], strict=True))
+
+
+class autocast:
     """Autocast as it was in forward, without its cache of casts."""
-    with ExitStack() as stack:
-        for device, (enabled, dtype) in zip(AUTOCAST_DEVICES, states, strict=True):
-            if enabled or torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False))
-        yield
+
+    __slots__ = ("_before", "_cache", "_states")
+
+    def __init__(self, states: AutocastState) -> None:
+        self._states, self._before, self._cache = states, autocast_now(), torch.is_autocast_cache_enabled()
+
+    def __enter__(self) -> None:
+        if self._states != self._before:
+            _set_autocast(self._states)
+        torch.set_autocast_cache_enabled(False)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._states != self._before:
+            _set_autocast(self._before)
+        torch.set_autocast_cache_enabled(self._cache)
+
+
+def _set_autocast(states: AutocastState) -> None:
+    for device, (enabled, dtype) in zip(AUTOCAST_DEVICES, states, strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
 
 
 def random_state(device: str, index: int) -> bytes:

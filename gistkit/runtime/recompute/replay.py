@@ -10,23 +10,25 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
 from gistkit.capture import tensors_in
 from gistkit.nn.keep import Kept
 from gistkit.runtime.recompute.calls import (
     Operand,
+    RandomState,
     RecordedCall,
     ReplayError,
     autocast,
     geometry,
     random_state,
     set_random,
-)  # fmt: skip
+    unflattened,
+)
+from gistkit.runtime.recompute.steps import Reruns, Step, steps
 from gistkit.runtime.stash.stash import whole
 
 
@@ -62,13 +64,16 @@ class RecomputedBody:
 
 
 class Segment:
-    """One segment of one forward: its calls, its holds, and who wants what of it. ``complete``: the forward has
-    returned, so that nothing more is written down."""
+    """One segment of one forward: its calls, its holds, random states before the calls that draw, and who wants what of
+    it. ``complete``: the forward has returned, so that nothing more is written down. ``known``: all calls are those of
+    an earlier forward, whose ``reruns`` are those of this one."""
 
-    def __init__(self) -> None:
+    def __init__(self, reruns: Reruns) -> None:
         self.calls: list[RecordedCall] = []
         self.holds: list[Kept] = []
-        self.complete = False
+        self.random: dict[int, tuple[RandomState, ...]] = {}
+        self.complete, self.known = False, True
+        self._reruns = reruns
         self._bodies: list[weakref.ref[RecomputedBody]] = []
         self._lock = threading.RLock()
 
@@ -83,57 +88,44 @@ class Segment:
         with self._lock:
             bodies = [ref() for ref in self._bodies] if self.complete else [asking]
             wanted = [b for b in bodies if b is not None and b.values is None]
-            calls = _needed(self.calls, wanted)
-            states = [s for c in calls for s in c.random]
+            states = [s for found in self.random.values() for s in found]
             now = [(device, index, random_state(device, index)) for device, index in {s[:2] for s in states}]
             try:
                 with torch.no_grad(), torch._C.DisableTorchFunction():
-                    _Replay(calls, self.holds, wanted).run()
+                    _Replay(self.holds, self.random).run(self._steps(wanted), wanted)
             finally:
                 set_random(now)
             if self.complete:
                 self.calls, self.holds, self._bodies = [], [], []
 
-
-def _needed(calls: list[RecordedCall], wanted: Sequence[RecomputedBody]) -> list[RecordedCall]:
-    open_storages: set[int] = set()
-    waiting = sorted(wanted, key=lambda b: b.time)
-    found = []
-    for call in reversed(calls):
-        while waiting and waiting[-1].time > 2 * call.number:
-            open_storages.add(waiting.pop().storage)
-        made = call.made()
-        if open_storages.isdisjoint(made) and open_storages.isdisjoint(call.changes):
-            continue
-        found.append(call)
-        open_storages -= made
-        open_storages.update(o.storage for o in call.operands() if o.hold < 0)
-    return found[::-1]
+    def _steps(self, wanted: list[RecomputedBody]) -> tuple[Step, ...]:
+        key = (len(self.calls), *[(b.storage, b.time) for b in wanted])
+        if not self.known:
+            self._reruns.clear()
+            return steps(self.calls, key[1:])
+        if key not in self._reruns:
+            self._reruns[key] = steps(self.calls, key[1:])
+        return self._reruns[key]
 
 
 class _Replay:
     """One run: ``_there`` maps storages that the segment makes, and holds, to tensors over them."""
 
-    def __init__(self, calls: list[RecordedCall], holds: list[Kept], wanted: Sequence[RecomputedBody]) -> None:
-        self._calls, self._holds = calls, holds
-        self._waiting = sorted(wanted, key=lambda b: -b.time)
-        self._there: dict[tuple[str, int], torch.Tensor] = {}
+    def __init__(self, holds: list[Kept], random: Mapping[int, tuple[RandomState, ...]]) -> None:
+        self._holds, self._random = holds, random
+        self._there: dict[int, torch.Tensor] = {}
         self._given: set[int] = set()
-        self._last = {_key(operand): call.number for call in calls for operand in call.operands()}
 
-    def run(self) -> None:
-        for at, call in enumerate(self._calls):
-            self._step(call)
-            following = self._calls[at + 1].number if at + 1 < len(self._calls) else None
-            while self._waiting and (following is None or self._waiting[-1].time <= 2 * following):
-                self._hand_over(self._waiting.pop())
-            # what no later call reads and nobody waits for goes
-            waited = {("made", b.storage) for b in self._waiting}
-            for key in [k for k in self._there if self._last.get(k, -1) <= call.number and k not in waited]:
-                del self._there[key]
+    def run(self, todo: Iterable[Step], wanted: Sequence[RecomputedBody]) -> None:
+        for step in todo:
+            self._step(step)
+            for number in step.gives:
+                self._hand_over(wanted[number])
+            for key in step.gone:
+                self._there.pop(key, None)
 
     def _hand_over(self, body: RecomputedBody) -> None:
-        base = self._there.get(("made", body.storage))
+        base = self._there.get(body.storage)
         if base is None:
             raise ReplayError(f"storage {body.storage} did not come back when its segment ran anew")
         if base.dtype != body.dtype:
@@ -144,45 +136,49 @@ class _Replay:
             body.check(values)
         body.values = values
 
-    def _step(self, call: RecordedCall) -> None:
-        for storage in self._given.intersection(call.changes):
+    def _step(self, step: Step) -> None:
+        call, there = step.call, self._there
+        for storage in self._given.intersection(call.changes) if call.changes else ():
             # somebody has the values from before this write
-            old = self._there["made", storage]
-            self._there["made", storage] = whole(old).clone()
+            there[storage] = whole(there[storage]).clone()
             self._given.discard(storage)
-        given = {id(leaf): self._argument(leaf) for leaf in call.leaves}
-        leaves = [given[id(leaf)] for leaf in call.leaves]
-        if call.random:
-            set_random(call.random)
-        with autocast(call.autocast):
-            result, packed = _with_packs(call, leaves) if call.packs else (_call(call, leaves), {})
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)] if call.casts else []
-        del leaves, given
-        made = list(tensors_in(result))
-        for leaf, storage, where in call.makes:
+        leaves = [leaf.clone_state() if type(leaf) is torch.Generator else leaf for leaf in call.leaves]
+        for operand, positions in step.operands:
+            x = self._operand(operand)
+            for position in positions:
+                leaves[position] = x
+        x = None
+        if call.number in self._random:
+            set_random(self._random[call.number])
+        made, packed = self._made(step, leaves) if step.runs else ([], {})
+        for leaf, storage, where in call.makes if step.runs else ():
             if leaf >= len(made) or geometry(made[leaf]) != where:
                 raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
-            self._there["made", storage] = made[leaf].detach()
+            there[storage] = made[leaf].detach() if made[leaf].requires_grad else made[leaf]
         for number, storage in call.packs.items():
-            if number not in packed:
-                raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
-            self._there["made", storage] = packed[number]
-        for storage, (number, dtype) in call.casts.items():
-            self._there["made", storage] = tensors[number].to(dtype)
+            if number in packed:
+                there[storage] = packed[number]
+        if call.casts:
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+            for storage, (number, dtype) in call.casts.items():
+                there[storage] = tensors[number].to(dtype)
 
-    def _argument(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Operand):
-            return leaf.clone_state() if type(leaf) is torch.Generator else leaf
-        key = _key(leaf)
-        if key not in self._there:
-            if leaf.hold < 0:
-                raise ReplayError(f"storage {leaf.storage} was not there when its segment ran anew")
-            self._there[key] = self._holds[leaf.hold].dense()
-        return _over(self._there[key], leaf.where, leaf.dtype) if leaf.hold < 0 else self._there[key]
+    def _made(self, step: Step, leaves: list[Any]) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+        call = step.call
+        with autocast(call.autocast):
+            result, packed = _with_packs(step, leaves) if call.packs else (_call(call, leaves), {})
+        if len(packed) < len(call.packs):
+            raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
+        return [result] if type(result) is torch.Tensor else list(tensors_in(result)), packed
 
-
-def _key(operand: Operand) -> tuple[str, int]:
-    return ("made", operand.storage) if operand.hold < 0 else ("hold", operand.hold)
+    def _operand(self, operand: Operand) -> torch.Tensor:
+        key = operand.key
+        x = self._there.get(key)
+        if x is None:
+            if key >= 0:
+                raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
+            x = self._there[key] = self._holds[operand.hold].dense()
+        return _over(x, operand.where, operand.dtype) if key >= 0 else x
 
 
 def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -193,7 +189,7 @@ def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _call(call: RecordedCall, leaves: list[Any]) -> Any:
-    args, kwargs = tree_unflatten(leaves, call.spec)
+    args, kwargs = unflattened(leaves, call.spec)
     return call.func(*args, **kwargs)
 
 
@@ -201,20 +197,22 @@ def _never(_: None) -> torch.Tensor:
     raise ReplayError("the graph of a call that ran anew has no backward")
 
 
-def _with_packs(call: RecordedCall, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
+def _with_packs(step: Step, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
     """The call with gradients on, so that PyTorch shows what it would save: what a call makes inside. The graph made on
     the way holds none of it."""
     packed: dict[int, torch.Tensor] = {}
-    count = 0
+    count, packs = 0, step.call.packs
 
     def pack(t: torch.Tensor) -> None:
         nonlocal count
-        if count in call.packs:
+        if count in packs:
             packed[count] = t.detach()
         count += 1
 
-    pairs = list(zip(leaves, call.leaves, strict=True))
-    own = {id(k): t.detach().requires_grad_(k.requires_grad) for t, k in pairs if isinstance(k, Operand)}
-    live = [own.get(id(known), leaf) for leaf, known in pairs]
+    live = leaves.copy()
+    for operand, positions in step.operands:
+        own = leaves[positions[0]].detach().requires_grad_(operand.requires_grad)
+        for position in positions:
+            live[position] = own
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):
-        return _call(call, live), packed
+        return _call(step.call, live), packed

@@ -8,23 +8,22 @@ kept as it is, under a budget a PlanError."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten
 
 from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
 from gistkit.errors import GistError, PlanError, PlanMismatchError
-from gistkit.ir import Call, Decision
+from gistkit.ir import Decision
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
 from gistkit.planning.forms import OBSERVERS, RecomputePlan, SegmentPlan
-from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, geometry, random_state
+from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, flattened, geometry, random_state
 from gistkit.runtime.recompute.replay import RecomputedBody, Segment
+from gistkit.runtime.recompute.steps import HIDDEN, Recordings
 from gistkit.runtime.signature import autocast_now
 from gistkit.runtime.stash.stash import whole
 from gistkit.runtime.stash.verify import digest
@@ -37,77 +36,116 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 """Covered ops that draw no random numbers."""
 
 
-@dataclass
+class _Written(NamedTuple):
+    """A call of a segment that runs now: its record, what is held for the segment once it has run, and whether the
+    record is that of an earlier forward."""
+
+    segment: SegmentPlan
+    call: RecordedCall
+    outside: list[tuple[torch.Tensor, int]]
+    known: bool
+
+
 class _Open:
     """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
-    far."""
+    far, versions of what it writes to, random states before it."""
 
-    number: int
-    op: str
-    over: bool = False
-    saves: int = 0
-    saving: bool = False
-    versions: dict[int, int] = field(default_factory=dict)
-    written: list[tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]] = field(default_factory=list)
-    random: tuple = ()
+    __slots__ = ("context", "number", "op", "over", "random", "saves", "saving", "versions", "written")
+
+    def __init__(self, number: int, op: str) -> None:
+        self.number, self.op, self.over, self.saves, self.saving = number, op, False, 0, False
+        self.versions: dict[int, int] = {}
+        self.written: list[_Written] = []
+        self.random: tuple[RandomState, ...] = ()
+        self.context: tuple | None = None
 
 
 class Tape:
     """Writes down one forward. ``hold(x, storage)`` gives a hold on a kept storage, ``verified`` remembers by key which
     storages come back (None: nothing is checked), ``refuse(storage, why)`` hears of those that do not."""
 
-    def __init__(self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse) -> None:
+    def __init__(
+        self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse, recordings: Recordings
+    ) -> None:
         self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
-        self._segments = [Segment() for _ in plan.segments]
+        self._recordings = recordings
+        self._segments = [Segment(recordings.reruns[i]) for i in range(len(plan.segments))]
         self._at = 0
         self._now = _Open(-1, "")
         self._unwritten = _Open(-1, "")
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._live: dict[int, int] = {}
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         op = _name(func)
         if op in OBSERVERS:
             return
-        order = self._plan.order
-        number = order[self._at] if self._at < len(order) else -1
-        self._at += 1
-        if number not in self._plan.watched:
+        plan, at = self._plan, self._at
+        number = plan.order[at] if at < len(plan.order) else -1
+        self._at = at + 1
+        if number not in plan.watched:
             self._now = now = self._unwritten
             now.number, now.over, now.saves = number, False, 0
             return
         self._now = now = _Open(number, op)
-        call = self._plan.graph.calls[number]
-        if now.op != call.op:
-            raise PlanMismatchError(f"call {number} to be {call.op}", now.op, AGAIN)
+        call = plan.graph.calls[number]
+        if op != call.op:
+            raise PlanMismatchError(f"call {number} to be {call.op}", op, AGAIN)
+        segments = plan.of_call.get(number, ())
+        leaves, spec = flattened(args, kwargs) if segments else ([], ())
+        now.written = [known for s in segments if (known := self._known(s, func, leaves, spec))]
+        known = len(now.written) == len(segments)
+        draws = not known or any([w.call.draws for w in now.written])
+        now.random = _random_states(tensors_in((args, kwargs))) if draws and op not in _SURE else ()
+        if known and not self._recordings.overwrites(number):
+            return
         found = self._operands(func, args, kwargs)
         now.versions = {s: t._version for t, s in found if s in call.writes}
-        segments = self._plan.of_call.get(number, ())
-        if segments:
-            now.random = () if now.op in _SURE else _random_states(found)
-        for segment in segments:
-            now.written.append(self._write(segment, func, args, kwargs, found))
+        if not known:
+            without = _running_statistics(call, func, args, kwargs)
+            now.written = [self._write(s, func, leaves, spec, found, without) for s in segments]
+
+    def _known(self, plan: SegmentPlan, func: Callable, leaves: list[Any], spec: Any) -> _Written | None:
+        """The running call as an earlier forward wrote it down, where it is that one again."""
+        call = self._recordings.calls.get((plan.index, self._now.number))
+        found = None if call is None else call.tensors(func, leaves, spec)
+        if call is None or found is None or call.autocast != autocast_now():
+            return None
+        outside, holds = [], len(self._segments[plan.index].holds)
+        for operand, x in found.items():
+            if operand.hold < 0:
+                self._check_live(x, operand.storage, call.name)
+            elif operand.hold != holds + len(outside):
+                return None
+            else:
+                outside.append((x, operand.storage))
+        return _Written(plan, call, outside, True)
 
     def end(self, result: Any) -> None:
         now = self._now
-        for index, written, outside in now.written:
-            segment = self._segments[index]
-            inside = self._plan.segments[index].inside
+        for plan, call, outside, known in now.written:
+            segment = self._segments[plan.index]
             segment.holds += [self._hold(x, storage) for x, storage in outside]
-            written.makes = self._results(result, inside)
-            written.random = tuple(s for s in now.random if random_state(*s[:2]) != s[2])
-            segment.calls.append(written)
-        now.written.clear()
+            makes = self._results(result, plan.inside)
+            if known and makes != call.makes:
+                known, call = False, replace(call, packs=dict(call.packs), casts=dict(call.casts))
+            call.makes = makes
+            states = tuple([s for s in now.random if random_state(*s[:2]) != s[2]])
+            if states:
+                segment.random[call.number] = states
+            if not known:
+                segment.known, call.draws = False, call.draws or bool(states)
+                if not any([isinstance(leaf, torch.Generator) for leaf in call.leaves]):
+                    self._recordings.calls[plan.index, call.number] = call
+            segment.calls.append(call)
+        now.written = []
         now.over = True
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
         """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
         Function."""
-        graph, now = self._plan.graph, self._now
-
-        def fits(call: Call) -> bool:
-            return call.hidden if now.over else call.index == now.number
-
-        return tuple(d for d in found if d is not None and any(fits(c) for c, _ in graph.savers(d.storage)))
+        now, saved_by = self._now, self._recordings.saved_by
+        number = HIDDEN if now.over else now.number
+        return tuple([d for d in found if d is not None and number in saved_by(d.storage)])
 
     def saving(self, pack: Callable, x: torch.Tensor) -> Any:
         now = self._now
@@ -128,7 +166,9 @@ class Tape:
         if why:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
-        key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, autocast_now(), settings())
+        if now.context is None:
+            now.context = autocast_now(), settings()
+        key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, now.context)
         known = True if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
@@ -158,17 +198,18 @@ class Tape:
 
     def clear(self) -> None:
         self._segments.clear()
-        self._live.clear()
+        live, self._live = self._live, {}
+        for address in live:
+            torch.UntypedStorage._free_weak_ref(address)
         self._now = _Open(-1, "")
 
     def _inside(self, x: torch.Tensor, storage: int) -> str:
         """Why a storage that the running call makes inside itself cannot come back; notes how it does."""
         graph, now = self._plan.graph, self._now
         call = graph.calls[now.number]
-        results = {graph.values[v].storage for v in call.results}
-        if graph.storages[storage].producer != call.index or storage in results:
+        if graph.storages[storage].producer != call.index or storage in self._recordings.results(call.index):
             return ""
-        for _, written, _ in now.written:
+        for _, written, _, _ in now.written:
             cast = written.cast_of(x, last=now.saving) if now.op in LOWERED else -1
             if cast >= 0:
                 written.casts[storage] = (cast, x.dtype)
@@ -192,29 +233,32 @@ class Tape:
         return [(t, self._plan.graph.values[v].storage) for t, v in zip(tensors, call.operands, strict=True)]
 
     def _write(
-        self, plan: SegmentPlan, func: Callable, args: tuple, kwargs: dict, found: list[tuple[torch.Tensor, int]]
-    ) -> tuple[int, RecordedCall, list[tuple[torch.Tensor, int]]]:
+        self,
+        plan: SegmentPlan,
+        func: Callable,
+        leaves: list[Any],
+        spec: Any,
+        found: list[tuple[torch.Tensor, int]],
+        without: set[int],
+    ) -> _Written:
         call = self._plan.graph.calls[self._now.number]
         known = {id(t): s for t, s in found}
-        segment, outside = self._segments[plan.index], []
-        without = _running_statistics(call, func, args, kwargs)
-        leaves, spec = tree_flatten((args, kwargs))
+        outside: list[tuple[torch.Tensor, int]] = []
+        holds = len(self._segments[plan.index].holds)
         made: list[Any] = []
         once: dict[int, Operand] = {}
         for leaf in leaves:
-            if id(leaf) in once:
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in without:
+                if id(leaf) not in once:
+                    storage, hold = known.get(id(leaf), -1), -1
+                    if storage in plan.inside:
+                        self._check_live(leaf, storage, call.op)
+                    else:
+                        hold = holds + len(outside)
+                        outside.append((leaf, storage))
+                    once[id(leaf)] = Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad)
                 made.append(once[id(leaf)])
-            elif isinstance(leaf, torch.Tensor) and id(leaf) not in without:
-                storage = known.get(id(leaf), -1)
-                hold = -1
-                if storage in plan.inside:
-                    self._check_live(leaf, storage, call.op)
-                else:
-                    hold = len(segment.holds) + len(outside)
-                    outside.append((leaf, storage))
-                once[id(leaf)] = Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad)
-                made.append(once[id(leaf)])
-            elif isinstance(leaf, torch.Tensor) or isinstance(leaf, PLAIN):
+            elif isinstance(leaf, (torch.Tensor, tuple, *PLAIN)):
                 made.append(None if isinstance(leaf, torch.Tensor) else leaf)
             elif isinstance(leaf, torch.Generator):
                 made.append(leaf.clone_state())
@@ -225,25 +269,29 @@ class Tape:
                     "what it makes, or cut the segment behind it"
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
-        written = RecordedCall(call.index, call.op, func, made, spec, autocast_now(), changes=changes)
-        return plan.index, written, outside
+        left = frozenset(i for i, leaf in enumerate(leaves) if id(leaf) in without)
+        written = RecordedCall(
+            call.index, call.op, func, made, spec, autocast_now(), changes=changes, without=left
+        )  # fmt: skip
+        return _Written(plan, written, outside, False)
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:
-        known = self._live.get(x.untyped_storage()._cdata)
-        if known is None or known[0].expired() or known[1] != storage:
+        if self._live.get(x.untyped_storage()._cdata) != storage:
             raise PlanMismatchError(f"{op} to read storage {storage} of the plan's graph", "another tensor", AGAIN)
 
     def _results(self, result: Any, inside: frozenset[int]) -> tuple[tuple[int, int, Any], ...]:
         graph = self._plan.graph
         call = graph.calls[self._now.number]
-        tensors = list(tensors_in(result))
+        tensors = [result] if type(result) is torch.Tensor else list(tensors_in(result))
         made: dict[int, tuple[int, int, Any]] = {}
         for leaf, (t, value) in enumerate(zip(tensors, call.results, strict=False)):
             storage = graph.values[value].storage
             if storage in inside and graph.storages[storage].producer == call.index and storage not in made:
                 made[storage] = (leaf, storage, geometry(t))
-                ref = StorageWeakRef(t.untyped_storage())
-                self._live[ref.cdata] = (ref, storage)
+                memory = t.untyped_storage()
+                if memory._cdata not in self._live:  # a weak reference: no other storage gets the address meanwhile
+                    memory._weak_ref()  # type: ignore[misc]
+                self._live[memory._cdata] = storage
         return tuple(made.values())
 
 
@@ -252,8 +300,8 @@ def _name(func: Callable) -> str:
     return COVERED.get(func) or call_name(func)
 
 
-def _random_states(found: list[tuple[torch.Tensor, int]]) -> tuple[RandomState, ...]:
-    devices = {("cpu", 0)} | {("cuda", t.device.index) for t, _ in found if t.is_cuda}
+def _random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:
+    devices = {("cpu", 0)} | {("cuda", t.device.index) for t in found if t.is_cuda}
     return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
 
 
