@@ -4,7 +4,6 @@ from gistkit.planning.forms.allowed import (
     SMALL_BYTES,
     Judge,
     check_decisions,
-    decidable,
     default_form,
     kept_by_ops,
     own_decisions,

@@ -20,7 +20,6 @@ from gistkit.ir import (
     REMEDY,
     RERUN,
     STAY,
-    Block,
     Call,
     Decision,
     Form,
@@ -30,6 +29,7 @@ from gistkit.ir import (
     written_late,
     zeros_left_out,
 )  # fmt: skip
+from gistkit.planning.forms.predicted import held
 from gistkit.planning.forms.readers import intolerant, map_bits, mask_carrier, may_narrow, rounded
 from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
 
@@ -254,10 +254,5 @@ def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
     if graph.source == LIBRARY:
         return ()
     judge = Judge(graph)
-    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in decidable(graph))
+    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in held(graph) if b.storage >= 0)
     return tuple(d for d in found if d and (d.form.made_by_op or judge.reading.uses(d.storage).relu is None))
-
-
-def decidable(graph: SavedGraph) -> list[Block]:
-    """The blocks of the storages that backward keeps."""
-    return [b for b in graph.blocks if b.storage >= 0 and b.saved >= 0 and b.kind in ("input", "activation")]

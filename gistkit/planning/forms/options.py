@@ -22,7 +22,8 @@ import numpy as np
 from gistkit.formats import AUTO, LOSSY_FORMS, Lossy, narrow_of
 from gistkit.ir import BACKWARD, FORMS, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
+from gistkit.planning.forms.allowed import SMALL_BYTES, Judge
+from gistkit.planning.forms.predicted import held
 
 SPARSE = ("zvc", "csr")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
@@ -77,7 +78,7 @@ def options(
     first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
     check_fidelity(fidelity, lossy)
     listing = _Listing(graph, costs, lossy)
-    return {b.storage: listing.of(b) for b in decidable(graph)}
+    return {b.storage: listing.of(b) for b in held(graph) if b.storage >= 0}
 
 
 class _Listing:

@@ -36,11 +36,8 @@ def checkpoint(
     """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes.
 
     By default counts around sqrt(n) are tried and the one with the least peak is taken, as the paper's Algorithm 3
-    searches over budgets. Raises ValueError for fewer than one; more than the network can be cut into are as many as it
-    can.
+    searches over budgets. More than the network can be cut into are as many as it can.
     """
-    if segments is not None and segments < 1:
-        raise ValueError(f"segments must be 1 (nothing runs again) or more, got {segments}; leave it out for sqrt(n)")
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})

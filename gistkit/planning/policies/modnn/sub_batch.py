@@ -112,18 +112,15 @@ def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> Part:
     """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts.
 
     Where b comes back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2)
-    gives way to the next smaller one that does, and where none does to the whole batch. Raises ValueError where that
-    does not fit either.
+    gives way to the next smaller one that does, and where none does to the whole batch.
     """
     tried: list[int] = []
     parts = 1
     while parts not in tried:
         tried.append(parts)
         parts = -(-batch // min(batch, next_size(at(parts), memory_bytes)))
-    for candidate in (*splits(batch, min(tried[tried.index(parts) :]), batch), 1):
-        if lower_bound(at(candidate)) <= memory_bytes:
-            return at(candidate)
-    raise ValueError(f"memory_bytes must be at least the bound of eq. (2), got {memory_bytes}; give more memory")
+    candidates = (*splits(batch, min(tried[tried.index(parts) :]), batch), 1)
+    return next(at(parts) for parts in candidates if lower_bound(at(parts)) <= memory_bytes)
 
 
 def splits(batch: int, first: int, last: int) -> list[int]:

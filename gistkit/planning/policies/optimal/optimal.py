@@ -35,11 +35,6 @@ PEAK_SHARE = 0.2  # as much time again for the least peak, which every plan repo
 SMALL_TASKS, SMALL_S = 200, 4.0
 """The least peak of a step of so few tasks is searched for to the end, whatever the time limit: then it does not depend
 on how busy the machine is. A U-Net of 98 tasks takes 0.8 to 1.0 s on one core."""
-REMEDIES = {
-    "bitwise": 'raise the budget, allow fidelity="reassociated" (sub-batches) or lossy="fp8", or take a smaller batch',
-    "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
-    "lossy": "raise the budget or take a smaller batch",
-}
 
 
 def optimal(
@@ -80,7 +75,7 @@ def optimal(
     if plan is None:
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
-        raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
+        raise BudgetError(budget_bytes, {fidelity: least}, "raise the budget")
     return planning.with_figures(plan, budget_bytes, reserve)
 
 
