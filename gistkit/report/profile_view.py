@@ -9,9 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gistkit.planning.cost import StepTimes
-from gistkit.report.tables import mib, milliseconds, rendered, table
+from gistkit.report.tables import SHOWN, mib, milliseconds, rendered, table
 
-SHOWN = 40
 TITLES = {
     "weights": "weights and buffers",
     "weight_gradients": "weight gradients",

@@ -8,7 +8,6 @@ demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in us
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,9 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, untouched_random_states
+from gistkit.capture import joined, no_autocast_cache, plain_copy, row_bytes, tensors_in, untouched_random_states
 from gistkit.capture import rows as slices
-from gistkit.runtime.attach import compressed_forward, restore
 from gistkit.runtime.live import LiveBytes
 
 REMEDIES = (
@@ -186,10 +184,8 @@ def isolated(
     with untouched_random_states(), torch.no_grad():
         for t in tensors_of(model):
             memo[id(t)] = tensor(t)
-        copied = copy.deepcopy(model, memo)
+        copied = plain_copy(model, memo)
     for module in copied.modules():
-        if compressed_forward(module) is not None:  # which knows its model: a cycle that waits for the collector
-            restore(module)
         if given_statistics and isinstance(module, _BatchNorm):
             module.eval()
             if module.running_mean is None:
