@@ -34,9 +34,9 @@ def unit_dtype(bits: int) -> torch.dtype:
     return torch.int16 if bits == 4 else torch.uint8
 
 
-def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype:
-    """Dtype of a sparse payload's values: raw's own, or that of the codes (int16 in slots for fp10)."""
-    return raw if fmt == "raw" else code_dtype(fmt, packed)
+def value_dtype(fmt: str, raw: torch.dtype) -> torch.dtype:
+    """Dtype of the values in a sparse payload's slots: raw's own, or that of the codes (int16 for fp10)."""
+    return raw if fmt == "raw" else code_dtype(fmt, packed=False)
 
 
 def is_dense(x: torch.Tensor) -> bool:

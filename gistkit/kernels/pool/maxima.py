@@ -10,7 +10,7 @@ keys. The bits that a key does not keep, a NaN's and a zero's sign, are read aga
 import triton
 import triton.language as tl
 
-from gistkit.kernels.narrow.rounding import not_positive
+from gistkit.kernels.narrow.rounding import not_positive, widen
 
 NAN = tl.constexpr(0x7FE0)
 """The high halves from here on are NaN: above both infinities, with room for 32 places."""
@@ -114,17 +114,8 @@ def finish_keys(best, code, place_ptrs, inside, first_value, RELU: tl.constexpr,
 
 
 @triton.jit
-def _comparable(values):
-    """fp32; of bf16 by bits, since a conversion may change the payload of a NaN. fp16 comparisons would cost more."""
-    if values.dtype == tl.bfloat16:
-        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return values.to(tl.float32)
-
-
-@triton.jit
 def stored(best, DTYPE: tl.constexpr):
-    """The inverse of :func:`_comparable`; a NaN in fp16 may change its payload."""
+    """The inverse of :func:`widen`, of bf16 by bits; a NaN in fp16 may change its payload."""
     if DTYPE == tl.bfloat16:
         return (best.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
@@ -134,7 +125,7 @@ def stored(best, DTYPE: tl.constexpr):
 @triton.jit
 def take(best, code, values, position):
     """The larger of best and values with its position."""
-    values = _comparable(values)
+    values = widen(values)
     wins = (values > best) | (values != values)
     return tl.where(wins, values, best), tl.where(wins, position, code)
 
@@ -143,7 +134,7 @@ def take(best, code, values, position):
 def rectified_zero(values, KEEP_ZERO: tl.constexpr):
     """relu(values) where they are not positive, fp32; KEEP_ZERO: zeros keep their sign."""
     if KEEP_ZERO:
-        values = _comparable(values)
+        values = widen(values)
         return tl.where(values == 0.0, values, 0.0)
     else:
         return 0.0

@@ -13,9 +13,8 @@ import triton
 import triton.language as tl
 
 _OPEN = "{{ .shared .align 16 .b8 stage[{}]; mov.b32 $0, stage; }}"
-# a byte, a 16-bit item or an fp32 item for each place of 1024, and for eight more; a byte beside a larger item
+# a byte, a 16-bit item or an fp32 item for each place of 1024, and for eight more
 _OPEN_1, _OPEN_2, _OPEN_4 = (tl.constexpr(_OPEN.format(1032 * size)) for size in (1, 2, 4))
-_OPEN_3, _OPEN_5 = (tl.constexpr(_OPEN.format(1032 * size)) for size in (3, 5))
 _SYNC = tl.constexpr("bar.warp.sync 0xffffffff; mov.b32 $0, $1;")
 
 _STAGE_16 = tl.constexpr(
@@ -75,9 +74,7 @@ _PULL_FLAGS_2, _PULL_FLAGS_4 = tl.constexpr(_pulls(4, "s8", 1)), tl.constexpr(_p
 @triton.jit
 def open_stage(lane, ITEM_BYTES: tl.constexpr):
     """int32[LANES]: the address, in every lane, of 1032 items' shared memory."""
-    small: tl.constexpr = _OPEN_1 if ITEM_BYTES == 1 else _OPEN_2
-    large: tl.constexpr = _OPEN_3 if ITEM_BYTES == 3 else (_OPEN_4 if ITEM_BYTES == 4 else _OPEN_5)
-    text: tl.constexpr = small if ITEM_BYTES <= 2 else large
+    text: tl.constexpr = _OPEN_1 if ITEM_BYTES == 1 else (_OPEN_2 if ITEM_BYTES == 2 else _OPEN_4)
     return tl.inline_asm_elementwise(text, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
 
 

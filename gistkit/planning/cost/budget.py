@@ -22,12 +22,12 @@ _LARGEST = 2**60
 FORMS = 'bytes as an int, "12GiB", "800MB"'
 
 
-def parse_bytes(amount: int | str, argument: str = "reserved_bytes") -> int:
+def parse_bytes(amount: int | str) -> int:
     """The bytes of an int or of a text with a unit, 0 or more.
 
     Raises TypeError for other types, ValueError for what is no amount: argument, demand, value, remedy.
     """
-    return _bytes(amount, argument, FORMS, None)
+    return _bytes(amount, "reserved_bytes", FORMS, None)
 
 
 def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:

@@ -71,12 +71,9 @@ def check_fidelity(fidelity: str, lossy: Lossy = None) -> None:
         )
 
 
-def options(
-    graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: Lossy = None
-) -> dict[int, tuple[Decision, ...]]:
-    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them. The
-    first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
-    check_fidelity(fidelity, lossy)
+def options(graph: SavedGraph, costs: CostTable, lossy: Lossy = None) -> dict[int, tuple[Decision, ...]]:
+    """Per kept storage the decisions that its readers, the narrow formats and the hardware allow; ``dense`` is among
+    them. The first is what is taken where memory does not matter."""
     listing = _Listing(graph, costs, lossy)
     return {b.storage: listing.of(b) for b in held(graph) if b.storage >= 0}
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from gistkit import formats
-from gistkit.ir import FORMS, KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Save
+from gistkit.ir import KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Save
 
 _COVERED_FIELDS = {
     "conv2d": ("input",),
@@ -44,11 +44,6 @@ def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | No
     if uses.relu is not None and not masked and any(s.storage == storage for s in uses.relu.saves):
         return uses.relu
     return next((call for call, save in uses.readers if not may_narrow(call, save)), None)
-
-
-def rounds(codec: str) -> bool:
-    """Whether a codec's values come back rounded."""
-    return bool(FORMS[codec].rounds_to)
 
 
 def rounded(storage: int, decided: Callable[[int], Decision | None], above: tuple[int, ...] = ()) -> bool:

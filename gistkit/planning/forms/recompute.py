@@ -24,14 +24,12 @@ OBSERVERS = frozenset(("untyped_storage", "device.default"))
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """``storages`` come back through ``calls``, which make the storages ``inside`` anew; ``end`` is the last call that
-    makes or saves one of ``storages``."""
+    """``storages`` come back through ``calls``, which make the storages ``inside`` anew."""
 
     index: int
     storages: frozenset[int]
     inside: frozenset[int]
     calls: frozenset[int]
-    end: int
 
 
 @dataclass(frozen=True)
@@ -113,9 +111,7 @@ class Replays:
             for call in calls:
                 check(call, found.inside, min(wanted))
         self._check_rounded(calls, found.inside, wanted)
-        savers = (c.index for s in wanted for c, _ in self.graph.savers(s))
-        end = max((*savers, *found.calls))
-        return SegmentPlan(index, frozenset(wanted), found.inside, frozenset(found.calls), end)
+        return SegmentPlan(index, frozenset(wanted), found.inside, frozenset(found.calls))
 
     def _stays(self, storage: int) -> bool:
         """Whether a storage is there in backward, with its values, whatever this segment does."""

@@ -15,7 +15,7 @@ import numpy as np
 from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan, Reading, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import call_choices, intolerant, options, rounds
+from gistkit.planning.forms import call_choices, intolerant, options
 from gistkit.planning.policies.optimal.segments import candidates
 from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_storages
 from gistkit.planning.simulate import (
@@ -72,7 +72,7 @@ class Problem:
         self.graph = scaled(graph, parts)
         self.costs = costs if parts == 1 else scaled_costs(costs, graph, self.graph)
         self.index = StepIndex(self.graph)
-        listed = options(self.graph, self.costs, allowed.fidelity, allowed.lossy)
+        listed = options(self.graph, self.costs, allowed.lossy)
         reading = Reading(self.graph)
         self.choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})
         self.segments, self.layouts = candidates(self.index, listed)
@@ -223,7 +223,7 @@ class Problem:
 def _serves(decision: Decision, need: Requirement) -> bool:
     if not need.asked:
         return True
-    if decision.form.returns in (RERUN, NEVER) or (need.exact and rounds(decision.codec)):
+    if decision.form.returns in (RERUN, NEVER) or (need.exact and decision.form.rounds_to):
         return False
     return not decision.on_host or all(t >= decision.prefetch for t in need.tasks)
 
