@@ -3,13 +3,12 @@ profile likewise before they plan), on as many rows of the batch as fit the devi
 
 The operators of a real step are timed one by one and put down to the forward call or backward node that runs them, as
 the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events
-around it. The host's own time for the watching lies between operators and is not counted; but where the device waits
-for the host, an operator's launch is: tasks of a few tens of microseconds read too long.
+around it. Where the device waits for the host an operator's launch is counted: tasks of a few tens of microseconds read
+too long.
 
-Who plans for a budget often has a step that plain PyTorch cannot run. So where the whole batch does not fit, half of
-its rows are taken, and so on; each task's time grows as the roofline says (:func:`gistkit.ir.scale.scaled`: work and
-traffic of activations in proportion, those of parameters not at all). Out of memory counts as not fitting, and so does
-a cuDNN that finds no engine: on a card without memory for a workspace it says that instead.
+Where the whole batch does not fit, half of its rows are taken, and so on; each task's time grows as the roofline says
+(:func:`gistkit.ir.scale.scaled`). Out of memory counts as not fitting, and so does a cuDNN that finds no engine: on a
+card without memory for a workspace it says that instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The operators that a training step of many small layers calls most, past the dispatcher.
-
-The dispatcher takes 3 us a call, and as much again goes into the flat views that the operators want. A dense tensor of
-any shape is its own storage in storage order, so on a plain CUDA tensor that nothing watches the launcher is called as
-it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
+"""The operators that a training step of many small layers calls most, past the dispatcher, which takes 3 us a call, and
+as much again for the flat views that the operators want. On a plain CUDA tensor that nothing watches the launcher is
+called as it is; everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
 
 :class:`Masks` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry, device) again and
 again: all of a launch but the addresses is made once (:mod:`gistkit.kernels.launch.tiling`).

@@ -1,12 +1,10 @@
 """One-bit masks: a ReLU's or a dropout's backward needs the sign of an element, not its value (Gist section III-A).
 
 Bit j of byte i is element 8i+j, set where not (x <= 0), so NaN passes as in PyTorch; bits past the last element are 0.
-
 A row of 8 elements is a mask byte, so a lane builds or reads whole bytes (:mod:`gistkit.kernels.launch.tiling`). Where
 n is no multiple of 8 the kernels are correct but lose the wide accesses. Values and gradients may be dense tensors of
-any shape. Nothing synchronises but the first ReLU. Flags (torch.bool) are encoded by a kernel of
-their own where they are a multiple of 16, four to a 32-bit word, sixteen to a lane: flag by flag it takes 1.17 times as
-long on an H200.
+any shape. Flags (torch.bool) are encoded by a kernel of their own where they are a multiple of 16, four to a 32-bit
+word, sixteen to a lane: flag by flag it takes 1.17 times as long on an H200.
 """
 
 from __future__ import annotations

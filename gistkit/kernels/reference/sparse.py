@@ -1,14 +1,10 @@
 """Oracle of gistkit.kernels.sparse.operators; also what runs on CPU tensors.
 
-Sparse storage (Gist section III-A, SSDC; zero-value compression of cDMA): the elements whose bit pattern is not 0,
-close together, and where they stood. ``zvc`` says where by 32 mask words a slot of 1024, ``csr`` by one column byte a
-value in rows of 256. Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by
-positions run 3 to 10 times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million
-fp32 elements and 3.4 ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep
-temporaries under 3 MiB; beyond that, decoding a narrow format holds the packed elements once.
-
-An encode's values lie in a scratch of one slot a count, as on the device, where sizes must not depend on values. On a
-CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at once, without the scratch.
+Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by positions run 3 to 10
+times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million fp32 elements and 3.4
+ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep temporaries under 3 MiB;
+beyond that, decoding a narrow format holds the packed elements once. :func:`zvc_pack` and :func:`csr_pack` write the
+packed values at once, without a scratch: on a CPU sizes may depend on values.
 """
 
 from __future__ import annotations

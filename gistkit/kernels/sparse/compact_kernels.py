@@ -3,8 +3,7 @@
 A warp takes some slots and goes through their places in the packed array, a run of neighbours a lane. A lane finds the
 slot of its first item among the slots' ends, by bisection over the warp, and reads each item from that slot or, past
 its end, from the next one; where some lane's run has a third slot, the warp looks for each item's. So stores are whole
-words at aligned addresses, and lanes all have the same to do however the items are spread. Slot by slot instead, a warp
-stored 32 or 64 bytes at a time wherever a slot starts, and where few items are stored most of its lanes had none: a
+words at aligned addresses, and lanes all have the same to do however the items are spread: slot by slot a warp had a
 quarter to a half of a copy's speed on an H200.
 
 With a spill (:mod:`gistkit.kernels.sparse.spill`) slots' ends are redirected, all of a program's or none; nothing else

@@ -4,13 +4,11 @@ Encoding: rows are put together in shared memory (see stage.py) and leave it in 
 neighbours of each of four rows (see octets.py).
 
 Decoding and ReLU's backward: the rows of a program are close together in the packed arrays, so they are read as one
-run, eight stored elements a lane, in aligned octets (what the neighbouring programs' rows have of the first and the
-last octet is left out), and converted in whole words; where rows end, an element's row goes up by one. From there each
-goes to its place in the warp's shared memory (see stage.py), which leaves it in whole words. A lane a stored
-element of each row instead took three rounds at half density, and fp10 40 instructions an element. In a scratch rows
-start 256 apart, one after the other. Rows and flags are bytes, an octet's in two words, made by shifts of the words in
-which every byte is 1. ReLU's backward puts a byte to the place of each element that lets the gradient pass: no value is
-decoded.
+run, in aligned octets (what the neighbouring programs' rows have of the first and the last one is left out), and
+converted in whole words; where rows end, an element's row goes up by one. Each goes to its place in the warp's shared
+memory, which it leaves in whole words. In a scratch rows start 256 apart. Rows and flags are bytes, an octet's in two
+words, made by shifts of the words in which every byte is 1. ReLU's backward puts a byte to the place of each element
+that lets the gradient pass: no value is decoded.
 """
 
 import triton

@@ -1,12 +1,11 @@
 """Running sums of the counts of sparse storage: where each slot's items end in the packed array.
 
-Where the array has a spill (:mod:`gistkit.kernels.sparse.spill`), the ends of what lies there are *redirected*: so
-many items
-on that, counted from the array's first one, they are where the spill's items lie in memory. Whoever goes by ends, one
-base address and 64-bit offsets reads and writes both without knowing.
+Where the array has a spill (:mod:`gistkit.kernels.sparse.spill`), the ends of what lies there are *redirected*: so many
+items on that, counted from the array's first one, they are where the spill's items lie in memory. Whoever goes by ends,
+one base address and 64-bit offsets reads and writes both without knowing.
 
 One launch for few counts, whose programs each add up all counts before their own; else two, the first of which adds up
-groups. ``torch.cumsum`` widens, initialises and scans in three launches.
+groups. ``torch.cumsum`` takes three.
 """
 
 from __future__ import annotations

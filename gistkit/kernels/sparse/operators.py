@@ -1,18 +1,15 @@
 """Sparse storage: the elements whose bit pattern is not 0, and where they stood (Gist section III-A, cDMA).
 
-Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
-past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
-reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
-Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get
-the columns' run; nothing else differs.
+Values go to a scratch of one slot per count, which ``compact`` packs once the total is known; what lies past a slot's
+count is undefined. Decoding reads either form. Offsets into packed arrays are the running sum of the counts, taken on
+the device: nothing waits.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
 packed arrays, where fp10 is int32 words in planes.
 
 A payload is four flat tensors of one device: ``index`` (zvc's words int32[32 * slots], csr's columns uint8), ``counts``
 int16[slots], ``values`` of ``fmt`` and uint8 ``exponents``, empty where scaling is ``none``. Kernels that do not ask
-for ``plane`` get 0: launches are looked up by their integers, and the number of stored items is another one at every
-step.
+for ``plane`` get 0: launches are looked up by their integers, and the number of stored items is always another.
 """
 
 from __future__ import annotations

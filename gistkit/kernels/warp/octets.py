@@ -1,13 +1,11 @@
 """Eight neighbouring elements a lane: 16-byte accesses, a byte of marks, and a warp's shared memory in between.
 
-A vote gives a warp its mask word from one element a lane, at the price of 2-byte accesses and of six instructions an
-element for marks and places. With eight neighbours in a lane their marks are a byte of their own, the places follow
-from a scan over the lanes' counts, and values that are close together in the warp's shared memory (see stage.py) reach
-global memory, and come from it, eight at a time: a narrow format converts only what is stored, in whole words.
+The places follow from a scan over the lanes' counts, and values that are close together in the warp's shared memory
+(see stage.py) reach global memory, and come from it, eight at a time: a narrow format converts only what is stored, in
+whole words. A vote of one element a lane instead takes six instructions an element, and 2-byte accesses.
 
 A 16-byte store of a lane that holds eight fp32 elements fills half of a 32-byte sector. Beside as many reads that costs
-nothing; where little is read, a csr decode of fp32 at a density of 0.1 took 231 us on an H200 that way, and 158 with
-stores of whole sectors.
+nothing; a csr decode of fp32 at a density of 0.1 took 231 us on an H200 that way, and 158 with stores of whole sectors.
 
 CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. ASM is
 the device's compute capability, 90 for sm_90.

@@ -1,15 +1,8 @@
 """What may be done with each storage of a step: the decisions among which `optimal` chooses.
 
-| class | decisions |
-|---|---|
-| ``bitwise`` | keep; mask, map, bits, nothing at all where backward asks for no more; zvc and csr where zeros are |
-| | expected; rebuilt from what a batch norm or an addition read; raw, packed or coded bytes over the link |
-| ``reassociated`` | the same, and sub-batches |
-| ``lossy`` | the same, and the narrow form that the caller names, for all or by storage, where every reader |
-| | tolerates it |
-
-Over the link a storage may leave at once or as late as the link needs, and come back at its use or early enough that
-the compute in between hides the transfer, with some room.
+They are those of the judge, exact ones and the narrow form that the caller names, zvc and csr where zeros are expected.
+Over the link (raw, packed or coded bytes) a storage may leave at once or as late as the link needs, and come back at
+its use or early enough that the compute in between hides the transfer, with some room.
 """
 
 from __future__ import annotations

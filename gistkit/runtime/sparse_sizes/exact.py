@@ -1,22 +1,13 @@
-"""Sparse encodings of the size that they need, though the host learns that size late, or never has to.
+"""Sparse encodings of the size that they need, though the host learns that size late, or never has to: docs/kernels.md,
+"Sizes that only the device knows".
 
-On CUDA a sparse codec leaves a scratch of worst-case size and, on the device, the number of elements stored. Asking for
-that number would drain the device. There are two ways past it, both on the stream of the encode.
+*Within a forecast* one scratch lives at a time however far the host is ahead. The count is asked about whenever
+something is encoded: it gives the spill back, and the next step its forecast. *Delayed*, a later call that finds the
+count arrived packs into exact arrays. Encoding asks about encodings that are ``lag`` back, as the event of a younger
+one can hardly be done; :meth:`ExactPacker.poll` asks about all. ``bounded``: before another scratch is made the host
+waits, where need be, for the one of ``lag`` encodings back, so that at most ``lag`` of them live.
 
-*Within a forecast*, wherever the share of non-zeros is known from an earlier step: the scratch is packed at once into
-arrays of the forecast size, what does not fit into a spill (:mod:`gistkit.runtime.sparse_sizes.spill`), and let go of
-before anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the
-spill back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
-
-*Delayed*, where nothing is known (a first step), a format's packed size depends on the count (fp10, scaled formats), or
-the host has no memory for a spill: the count is copied to pinned memory behind the encode, and a later call that finds
-it arrived allocates the exact arrays, packs into them and drops the scratch. Encoding asks about encodings that are
-``lag`` back, as the event of a younger one can hardly be done; :meth:`ExactPacker.poll` asks about all. What is not
-settled holds its scratch, as large as a dense copy and its metadata, so the memory saved depends on how far the host
-runs ahead of the device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the
-one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
-
-While a CUDA graph is captured no count reaches the host, so nothing is encoded in a sparse form and nothing is settled.
+While a CUDA graph is captured no count reaches the host: nothing is encoded in a sparse form and nothing is settled.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""How many elements of a storage will not be zero, by what the last step says.
+"""How many elements of a storage will not be zero, by what the last step says, and a little more.
 
-A sparse encoding needs a size before its own is known on the host. The share of non-zeros that a storage had last is
-near what it has next, so arrays are made for that share and a little more; what a step has beyond it goes through the
-host's memory (:mod:`gistkit.runtime.sparse_sizes.spill`), which is slower and the same bits.
-
-The margin is two points of share (0.50 becomes 0.52). Measured on the CPU over the first 50 steps of small VGG-16,
-ResNet-18, AlexNet, NiN and SqueezeNet on CIFAR-10, batches of 16 to 64, where shares move fastest: 0.8 % of the
-encodings are larger than that, by 0.007 % of all stored values together, and the arrays are 4.3 % larger than what is
-in them. With one point it would be 3.6 %, 0.052 % and 2.3 %; with three 0.1 %, 0.001 % and 6.3 %. Points, not percent:
-shares near zero move as much (docs/log.md).
+The margin is two points of share (0.50 becomes 0.52): points, not percent, as shares near zero move as much
+(docs/log.md). On the CPU (docs/kernels.md) the arrays are 4.3 % larger then than what is in them, and 0.8 % of the
+encodings larger than that. With one point it would be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %.
 """
 
 from __future__ import annotations
