@@ -68,8 +68,7 @@ def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
     """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
     single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
-    goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
-    for all of it."""
+    goes as the batch does. A batch that needs a gradient is not cut: each part would bring one for all of it."""
     whole = replace(graph, least_rows=graph.batch)
     if any(t.requires_grad for t in all_tensors(batch)):
         return whole

@@ -52,8 +52,7 @@ class StashError:
 @dataclass(frozen=True)
 class Fidelity:
     """What :func:`gistkit.fidelity` found: ``rows``, one a lossy stash, the most harmful first; ``together``, the error
-    with all of them at once; ``repeat``, that of a second exact step against the first, which is 0 where the device
-    repeats its bits."""
+    with all of them at once; ``repeat``, that of a second exact step, 0 where the device repeats its bits."""
 
     rows: tuple[StashError, ...]
     together: GradientError

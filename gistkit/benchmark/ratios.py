@@ -87,8 +87,7 @@ def summed(rows: list[Row]) -> list[Row]:
 
 @contextmanager
 def watched(model: nn.Module, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """``see(name, output)`` at every call of a module of WATCHED with a 4-D output, before the next module runs, which
-    may overwrite it."""
+    """``see(name, output)`` at every 4-D output of a module of WATCHED, before the next one, which may overwrite it."""
 
     def hook(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: see(name, output) if output.dim() == 4 else None

@@ -4,8 +4,7 @@ Capture and runtime must agree on which call is number 17. The rule, shared by b
 :func:`region_is_open`: a call counts when its function is in :data:`COVERED`, its arguments bind, its first operand is
 a tensor, gradients are on and the region's own saved-tensor hooks are on top. A non-reentrant checkpoint pushes hooks
 of its own and a reentrant one turns gradients off, so calls inside either are not counted. ``add`` counts only between
-two floating tensors of at least two dimensions: ``num_batches_tracked.add_(1)`` and additions of scalars or biases are
-left alone.
+two floating tensors of at least two dimensions: no counters, scalars or biases.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered in the order in
-which they appear.
+"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered as they appear.
 
 Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
 memory is held back while a real step is recorded.

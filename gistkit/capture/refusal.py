@@ -76,8 +76,7 @@ def check_parts(model: torch.nn.Module, *, compiled_too: bool) -> None:
 
 @contextmanager
 def running(part: str, model: torch.nn.Module) -> Iterator[None]:
-    """Turn an exception of one part of the step (``forward``, ``loss_fn``, ``backward``) into a :class:`CaptureError`
-    that names the part."""
+    """Turn an exception of a part (``forward``, ``loss_fn``, ``backward``) into a CaptureError that names it."""
     try:
         yield
     except CaptureError:

@@ -1,5 +1,4 @@
-"""Sparse storage: only the elements whose bit pattern is not zero (Gist section IV-A, SSDC; cDMA's zero-value
-compression).
+"""Sparse storage: only the elements whose bit pattern is not zero (Gist section IV-A, SSDC; cDMA).
 
 A CPU tensor is packed at once. On CUDA the scratch is the payload (``Encoded.pending``) until the runtime's packer
 calls :meth:`Sparse.settle` with the number of stored elements, or :meth:`Sparse.begin_within` packs at once into arrays

@@ -94,9 +94,8 @@ def _drop_unwritable_output() -> None:
 
 
 def claim(*paths: Path | None, plot: Path | None = None) -> None:
-    """Make the folders of the files that a command will write, and see that these can be made, before its work and not
-    after it. None is no file. What is not there yet is not there afterwards either: a command that is cut off leaves no
-    empty file.
+    """Make the folders of the files that a command will write, and see that these can be made, before its work. None is
+    no file. What is not there yet is not there afterwards: a command that is cut off leaves no empty file.
 
     Raises InputError where one cannot be made, is a folder, or is a plot that matplotlib cannot draw.
     """

@@ -1,8 +1,6 @@
-"""Forms: how a storage spends the time between its two uses, forward and backward. One row a form, pure data; the table
-for people is in docs/concepts.md.
+"""Forms: how a storage spends the time between its two uses. One row a form, pure data; a table is in docs/concepts.md.
 
-No other module compares names of forms. :mod:`gistkit.codecs` holds an encoder and a decoder for every form with a
-payload.
+No other module compares names of forms. :mod:`gistkit.codecs` has encoder and decoder of every form with a payload.
 """
 
 from __future__ import annotations
@@ -89,8 +87,7 @@ def _integers(bits: int) -> Size:
 
 
 def _sparse_rows(layout: str, places: Callable[[int, int], int]) -> list[Form]:
-    """A sparse layout alone and with each narrow float. ``places`` gives the bytes that say where the stored elements
-    stood."""
+    """A sparse layout alone and with each narrow float. ``places``: bytes of where the stored elements stood."""
 
     def row(narrow: str) -> Form:
         def size(elements: int, item_bytes: int, density: float | None) -> int:

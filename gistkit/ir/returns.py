@@ -31,8 +31,7 @@ def digest_bytes(nbytes: int, rows: int) -> int:
 
 
 def arithmetic_bytes(nbytes: int, dtype: str) -> int:
-    """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
-    (nn.norm.Bound.widens)."""
+    """Scratch beside a batch norm's output that PyTorch's operators make anew, for a part (nn.norm.Bound.widens)."""
     return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
 
 

@@ -68,8 +68,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Use:
-    """A backward task that needs a saved block: ``values`` False where it asks for the sign only (a ReLU for its own
-    output) and never for the numbers."""
+    """A backward task that needs a saved block; ``values`` False: its signs only (a ReLU of its own output)."""
 
     task: int
     values: bool = True

@@ -2,9 +2,8 @@
 profile likewise before they plan), on as many rows of the batch as fit the device.
 
 The operators of a real step are timed one by one and put down to the forward call or backward node that runs them, as
-the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events
-around it. Where the device waits for the host an operator's launch is counted: tasks of a few tens of microseconds read
-too long.
+the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events.
+Where the device waits for the host an operator's launch is counted: tasks of tens of microseconds read too long.
 
 Where the whole batch does not fit, half of its rows are taken, and so on; each task's time grows as the roofline says
 (:func:`gistkit.ir.scale.scaled`). Out of memory counts as not fitting, and so does a cuDNN that finds no engine: on a
@@ -172,10 +171,9 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
     ``cost_table``, with the workspace of convolutions and the seconds of the whole step.
 
     Runs ``repeats`` steps after two that nobody watches, of which the faster one counts, on a deep copy of the model in
-    plain PyTorch, on the device that model and arguments are on; each task's least time counts. A convolution's two
-    gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half of its backward's
-    time each. Tasks of no call that this step does not have are left out. Synchronises; on CUDA the allocator's peak
-    statistics begin anew.
+    plain PyTorch, on its device; each task's least time counts. A convolution's two gradients are taken one after the
+    other, as the runtime takes them; a linear's two tasks get half of its backward's time each. Tasks of no call that
+    this step does not have are left out. Synchronises; on CUDA the allocator's peak statistics begin anew.
     """
     best: dict[int, float] = {}
     workspace_bytes: dict[int, int] = {}
@@ -291,8 +289,7 @@ Parts = list[tuple[tuple[int, str], float]]
 
 
 def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts]:
-    """What a task of the graph is of the spans; what ran beside its tasks (a gradient copied on its way to ``.grad``)
-    is left out."""
+    """What a task of the graph is of the spans; what ran beside tasks (a gradient copied to ``.grad``) is left out."""
     shares = Counter(id(span) for _, span in ran)
     key = attrgetter("phase", "op", "call", "part")
     found: dict[tuple, deque[Parts]] = defaultdict(deque)

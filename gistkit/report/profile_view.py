@@ -54,8 +54,7 @@ class Profile:
     By class (:mod:`gistkit.api.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class
     at one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
     ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
-    ``backward_task`` is the first task of the backward. ``times`` are the measured times that all seconds come from,
-    None where they are predictions.
+    ``backward_task``: backward's first. ``times``: the measured ones behind all seconds, None where predicted.
     """
 
     model: str

@@ -1,5 +1,4 @@
-"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with the
-reasons."""
+"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with reasons."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Report:
     """The last training forward of a compressed model. ``str()`` gives tables; ``stats`` the data behind them.
 
     ``stats`` is None before the first training forward. ``densities`` are the shares of non-zero elements that its
-    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget`` is there under a plan with a
-    budget.
+    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget``: under a plan with one.
     """
 
     stats: StepStats | None
@@ -114,9 +112,8 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
     """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why. Of a
     model that was compiled with gistkit, the same for the graphs that it was compiled to.
 
-    Example: ``print(gistkit.report(model))``. Does not synchronise with a device. On CUDA a sparse payload counts with
-    its forecast size, and with its scratch where there is no forecast, until its size has arrived. Raises CompressError
-    where the model is neither.
+    Example: ``print(gistkit.report(model))``. Never waits for a device. On CUDA a sparse payload counts with its
+    forecast size, or its scratch without one, until its size arrives. Raises CompressError where the model is neither.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:

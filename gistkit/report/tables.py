@@ -44,8 +44,7 @@ def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
 
 
 def table(title: str, *columns: str, wrap: bool = False, **style) -> Table:
-    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right. ``wrap``:
-    cells may take several lines."""
+    """An empty table; ``>`` before a column's name aligns it on the right. ``wrap``: cells may take several lines."""
     made = Table(title=title, **style)
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=not wrap)

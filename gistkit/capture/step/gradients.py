@@ -20,9 +20,8 @@ _WEIGHT_FIELDS = ("weight", "mat2")
 def weight_gradients(
     graph: SavedGraph, notes: Notes, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
 ) -> frozenset[int]:
-    """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, storages of the
-    parameters' own, what those are copies of, and what the halves of split calls make. ``calls``: by span, the call
-    that it belongs to, or -1."""
+    """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, the parameters' own, what
+    those are copies of, and what the halves of split calls make. ``calls``: by span, its call or -1."""
     split, ledger = split_calls(notes), notes.ledger
     own = {s.id for s in tracer.seen if s.ref.cdata in gradients}
     found = own | set(_copied(tracer, own))

@@ -97,8 +97,7 @@ class Tracer(TorchDispatchMode):
         self._live_bytes = self._asked = 0
         self._stood: dict[int, Seen] = {}
         self.dropped: dict[int, int] = {}
-        """By storage, the span that ran when a node that held it for backward died before that began; that after the
-        last where it outlives the step."""
+        """By storage, the span in which a node that held it died before backward; past the last where it stays."""
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:

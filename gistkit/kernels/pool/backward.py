@@ -3,8 +3,7 @@
 The order of addition is PyTorch's, row-major over the outputs, in fp32 with one rounding at the end as PyTorch does on
 CUDA for bf16 and fp16. Sums start at +0, so a gradient of -0.0 alone becomes +0, as in PyTorch's NCHW kernel.
 
-The common windows in NCHW, 2x2 and padded 3x3 of stride 2, have a kernel of half the instructions: a lane holds 2 x 4
-pixels.
+Common windows in NCHW, 2x2 and padded 3x3 of stride 2, have a kernel of half the instructions, 2 x 4 pixels a lane.
 """
 
 import triton

@@ -123,8 +123,7 @@ def _load_row(ptr, present, beside, K: tl.constexpr, P: tl.constexpr, MASKED: tl
     """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES] (of 2x2 windows,
     which have none, anything: Triton 3.6 takes no None from a function).
 
-    The odd one lies to their left (P = 1) or right (P = 0), inside the plane where ``beside``. MASKED: only present
-    rows are.
+    The odd one is to their left (P = 1) or right (P = 0), in the plane where ``beside``. MASKED: only present rows are.
     """
     ptrs = ptr[:, None] + tl.arange(0, 4)[None, :]
     if MASKED:

@@ -12,10 +12,9 @@ forms, each rounded exactly as written, fused multiply-adds where the form says 
 | ``normalised`` | fma((x - m) * s, w, b) |
 
 All in fp32, rounded to x's dtype; the sum is one more fp32 addition of rounded values, rounded again, as PyTorch's
-operators do it one after the other. The tensor is seen as [outer, inner]: planes of one channel (NCHW), or pixels
-of all channels (channels_last), so a program reads a channel's four factors once for all its elements of that channel.
-Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in rows of 8 elements instead, each of which
-lies in one channel or two.
+operators do it one after the other. The tensor is seen as [outer, inner]: planes of one channel (NCHW), or pixels of
+all channels (channels_last), so a program reads a channel's four factors once for all its elements of that channel.
+Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in rows of 8, in one channel or two each.
 """
 
 from __future__ import annotations
@@ -220,8 +219,7 @@ def _launch_of(
     n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool,
     portable: bool,
 ) -> tuple[Any, int, tuple[int, ...], dict[str, Any]]:  # fmt: skip
-    """(kernel, programs, the numbers among its arguments, constants) for n elements; ``other``: the other's form,
-    ``values`` or nothing."""
+    """(kernel, programs, number arguments, constants) for n elements; ``other``: its form, ``values`` or nothing."""
     how: dict[str, Any] = {"FORM": form, "OTHER": other, "RELU": relu, "KEEP_ZERO": keep_zero, "PORTABLE": portable}
     planes = planes_across(channels, plane, item_bytes)
     if planes:
@@ -261,9 +259,8 @@ def bn_rebuild(
 
 
 def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated:
-    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do what :func:`bn_rebuild` does with a
-    ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
-    four stand in its place."""
+    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do :func:`bn_rebuild` with a ReLU. ``how``:
+    the other's form, ``values`` where it is added as it is, nothing where x and its four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
         x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )

@@ -82,8 +82,7 @@ def _select(grad: torch.Tensor, mask: torch.Tensor, grad_x: torch.Tensor) -> tor
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """grad * (scale where the bit is set, else 0): one fp32 product with scale as fp32, rounded once to its dtype.
 
-    Equal to the gradient of ``F.dropout`` where scale is 1 / (1 - p) as rounded to grad's dtype. NaN and infinity times
-    0 are NaN, as there.
+    ``F.dropout``'s gradient where scale is 1 / (1 - p) rounded to grad's dtype. NaN and infinity times 0 are NaN.
     """
     grad_x = torch.empty_like(grad)
     for items, octets in blocks(grad.numel()):

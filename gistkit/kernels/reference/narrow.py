@@ -201,8 +201,7 @@ def _put(codes: torch.Tensor, part: torch.Tensor, plane: int, start: int, fmt: s
 
 
 def _parts(n: int, fmt: str) -> Iterator[tuple[int, int, int, int]]:
-    """(plane, its first element, start, stop) of the blocks of n elements: element i lies in item i - first. Only fp10
-    has more than one plane."""
+    """(plane, its first element, start, stop) of n elements' blocks: element i is item i - first; fp10 has 3 planes."""
     size = code_count(fmt, n)
     for plane in range(3 if fmt == "fp10" else 1):
         first = plane * size

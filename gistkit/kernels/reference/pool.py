@@ -29,8 +29,7 @@ def maxpool_forward(
 
     x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
-    ``zero_code`` an output whose maximum is not positive (NaN is) has code 15 or 255 instead: no gradient after a ReLU.
-    Gist (ISCA 2018) section IV-A.
+    ``zero_code`` one whose maximum is not positive (NaN is) has code 15 or 255: no gradient (Gist, section IV-A).
     """
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     n, c = x.shape[:2]

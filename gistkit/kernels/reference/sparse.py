@@ -223,8 +223,7 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
 def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
 
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
-    be grad.
+    Exact under lossy formats too: a small positive value may have the code +0, but its bit is set. out may be grad.
     """
     positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
     bits = _array(items)

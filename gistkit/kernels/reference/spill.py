@@ -1,8 +1,6 @@
-"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.sparse.spill), and all of them close
-together.
+"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.sparse.spill), and all close together.
 
-Ends never fall, so the groups that lie in the arrays come first: they have the first ``cut`` items of the one long
-array, the spill has the rest.
+Ends never fall, so the groups in the arrays come first: they have the first ``cut`` items of all, the spill the rest.
 """
 
 from __future__ import annotations

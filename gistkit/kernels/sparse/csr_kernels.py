@@ -175,8 +175,7 @@ def _stage_rows(
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
     FLAGS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
-    values' items."""
+    """The rows' elements to the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then the values'."""
     scale = tl.full((LANES,), 1.0, tl.float32)
     if PACKED:
         if SCALING == "block":

@@ -3,9 +3,8 @@
 A *lane* is memory that encodings are packed into one behind the other: where the next one begins is a number on the
 device, and the host only sees to it that the worst case fits. Of two launches the first adds up the counts and finds
 the slot that each block of items begins in, the second writes whole aligned blocks: what crosses the link is what is
-stored, in full lines. A program finds the slot of each of a block's items by bisection among the ends of the slots that
-the block begins and ends with. What has a known size, zvc's words and the counts, goes along: a copy engine would take
-turns with it.
+stored, in full lines. A program finds the slot of each of a block's items by bisection among the ends of its first and
+last slots. What has a known size, zvc's words and the counts, goes along: a copy engine would take turns with it.
 
 Bytes in flight are what a link wants: its rate times the latency of a block's turn, 80 KB for 55 GB/s and 1.5 us.
 Sixteen programs of 8 KiB have 128 KiB, and leave the other multiprocessors to the computation.

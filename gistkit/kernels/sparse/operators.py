@@ -1,8 +1,7 @@
 """Sparse storage: the elements whose bit pattern is not 0, and where they stood (Gist section III-A, cDMA).
 
-Values go to a scratch of one slot per count, which ``compact`` packs once the total is known; what lies past a slot's
-count is undefined. Decoding reads either form. Offsets into packed arrays are the running sum of the counts, taken on
-the device: nothing waits.
+Values go to a scratch of one slot per count, undefined past it; ``compact`` packs them. Decoding reads either form.
+Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
 packed arrays, where fp10 is int32 words in planes.

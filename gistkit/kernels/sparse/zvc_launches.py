@@ -26,8 +26,7 @@ Packed = tuple[torch.Tensor, ...]
 
 
 class ZvcLaunches:
-    """Encodings of dense tensors of n elements of a dtype (fp32, bf16 or fp16) on a CUDA device, their values in
-    ``fmt``."""
+    """Encodings, values in ``fmt``, of dense tensors of n elements of a dtype (fp32, bf16 or fp16) on a CUDA device."""
 
     def __init__(self, n: int, dtype: torch.dtype, device: torch.device, fmt: str) -> None:
         self._n = n

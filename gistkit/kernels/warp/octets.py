@@ -233,8 +233,7 @@ def _halves_side_by_side(words, odd):
 
 @triton.jit
 def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """As store_octet, of a whole warp's neighbours, each store of which fills sectors: for results that are written
-    without as much being read."""
+    """As store_octet, of a whole warp's neighbours, in whole sectors: for results written without as many reads."""
     if XB == 2:
         store_octet(x_ptr, words, offs, left, XB, WHOLE)
     else:
@@ -249,8 +248,7 @@ def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit
 def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """The words to the elements (eight, or 16 bytes of them) from offs on of x_ptr (16-byte aligned), no further than
-    element left.
+    """The words to the elements (eight, or 16 bytes) from offs on of x_ptr (16-byte aligned), not past element left.
 
     WHOLE: left is a multiple of as many elements.
     """

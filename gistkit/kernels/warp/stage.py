@@ -1,8 +1,7 @@
 """Shared memory of one warp: single items at any place become whole 8- or 16-byte accesses to global memory.
 
 A row of 256 items is staged before it leaves the warp. In pieces that fill no 32-byte sector an H200 takes 30 to 40
-thousand million stores a second, whatever their width: 29 % of a copy's speed for csr's bf16 encode at a density of
-0.1.
+thousand million stores a second, of any width: 29 % of a copy's speed for csr's bf16 encode at a density of 0.1.
 
 PTX for ``num_warps=1``: the lanes of a warp run in step, so no barrier of the block is needed. Each ``open_stage`` in a
 kernel's code is memory of its own; what it holds at first is undefined.

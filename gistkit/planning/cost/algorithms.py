@@ -1,8 +1,7 @@
 """Convolution algorithms as planner data: seconds and workspace of each, from the shape and the device. Pure data.
 
-A task has PyTorch's default alone: the roofline, and on a CUDA device 4 bytes of workspace a filter element and output
-pixel. The papers' frameworks could be told one by layer: costs with several (:mod:`bench.papers.algorithms`) come by
-``cost_table(ways=...)``.
+A task has PyTorch's default alone: the roofline, and on CUDA 4 bytes of workspace a filter element and output pixel.
+Costs with several, as the papers' frameworks had (:mod:`bench.papers.algorithms`), come by ``cost_table(ways=...)``.
 
 On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
 and both maps a second time: VGG-16's conv1_2 had 1,563 to 1,568 of 1,568 MiB on an H200 (fp32, batch 64), some 1x1

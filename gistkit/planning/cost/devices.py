@@ -115,8 +115,7 @@ class Hardware:
 
     @staticmethod
     def from_json(text: str) -> Hardware:
-        """The hardware of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
-        there and what it has."""
+        """The hardware of :meth:`to_json`'s text. Raises ValueError, with the place, for any other."""
         try:
             return from_json(Hardware, text)[0]
         except ValueError as error:

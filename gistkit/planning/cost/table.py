@@ -79,13 +79,11 @@ class CostTable:
         return next(a for a in self.algorithms[task] if name in ("", a.name))
 
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
-        """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
-        for an unknown codec."""
+        """Bytes of ``nbytes`` of ``dtype`` under a codec; density None: no zeros. ValueError for unknown ones."""
         return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
-        """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
-        takes beside scratch and payload."""
+        """Of a sparse codec on CUDA: bytes of the scratch until its size is known, and of packing beside both."""
         kind, form = dtype_of(dtype), find_codec(codec)
         assert isinstance(form, Sparse)
         n = nbytes // kind.itemsize
@@ -174,9 +172,8 @@ def cost_table(
 
     ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
     zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
-    the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which
-    have no other algorithm then. ``ways``: as in :class:`CostTable`. Raises ValueError for the density of a storage
-    that the graph has not.
+    the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no
+    other algorithm then. ``ways``: as in :class:`CostTable`. Raises ValueError for densities of unknown storages.
     """
     unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
     if unknown:

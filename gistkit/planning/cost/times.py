@@ -42,8 +42,7 @@ class StepTimes:
 
     @property
     def workspace_remedy(self) -> str:
-        """What the largest workspace would be in channels_last, for people; empty where that saves less than 64 MiB, as
-        of a step that is in that format."""
+        """What the largest workspace would be in channels_last, for people; empty where that saves less than 64 MiB."""
         most = max(self.workspace_bytes.values(), default=0)
         then = max((self.channels_last_bytes.get(t, n) for t, n in self.workspace_bytes.items()), default=0)
         if then > most - 64 * 2**20:
@@ -68,8 +67,7 @@ class StepTimes:
 
     @staticmethod
     def from_json(text: str) -> StepTimes:
-        """The times of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
-        there and what it has."""
+        """The times of :meth:`to_json`'s text. Raises ValueError, with the place, for any other."""
         try:
             return from_json(StepTimes, text, {"format": FORMAT, "version": VERSION})[0]
         except ValueError as error:

@@ -43,8 +43,7 @@ _NO_RECIPE = "it does not follow from what batch norms and additions read and wh
 
 class Judge:
     """The forms of one graph's storages. ``kept`` are those that plain PyTorch keeps, ``own`` those that operators make
-    and keep for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to
-    each."""
+    for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to each."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph, self.reading = graph, Reading(graph)

@@ -27,8 +27,7 @@ MANY = 300
 
 
 def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
-    """The forms from which values are decoded, exact ones first: sparse ones, and what ``narrow`` makes of all; there
-    are no sparse integers."""
+    """Decoded forms, exact ones first: sparse ones, and what ``narrow`` makes of all; there are no sparse integers."""
     both = [f"{name}+{narrow}" for name in sparse]
     return sparse if narrow is None else (*sparse, *(name for name in both if name in FORMS), narrow)
 

@@ -74,8 +74,7 @@ def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
 
 
 def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
-    """Cuts into segments that hold about equally many bytes for backward; a smaller boundary is worth as many bytes of
-    unevenness."""
+    """Cuts into segments of about equally many bytes; a smaller boundary is worth as much unevenness."""
     kept = sorted(held(graph), key=lambda b: b.first)
     firsts, sums = [b.first for b in kept], [0, *accumulate(b.nbytes for b in kept)]
     sizes = [(sums[bisect_right(firsts, c.task)], graph.blocks[c.block].nbytes, c) for c in places]
@@ -84,8 +83,7 @@ def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cu
 
 
 def rerun_between(graph: SavedGraph, chosen: list[Cut], dense: set[int]) -> list[Decision]:
-    """What the segments before the last cut keep for backward runs again, each from its own boundary, but for the
-    ``dense`` storages."""
+    """What the segments before the last cut keep for backward runs again, each from its boundary, but for ``dense``."""
     boundaries = {c.block for c in chosen}
     starts = [-1, *(c.task for c in chosen)]
     sources = [inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]

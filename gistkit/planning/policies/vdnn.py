@@ -73,8 +73,7 @@ vdnn_conv = partial(vdnn, offload=CONVS)
 def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
     """vDNN_dyn within a budget (None: the device's memory).
 
-    ``details["phase"]`` is the phase that ended the search. Where even phase 1 overflows, its plan is returned with
-    ``details["trainable"]`` False.
+    ``details["phase"]`` ended the search. Where even phase 1 overflows, its plan has ``details["trainable"]`` False.
     """
     limit_bytes = capacity(costs, budget_bytes)
     phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY)
@@ -187,8 +186,7 @@ def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current:
     """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10).
 
     The nearest preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV
-    that is no hit, so that nothing comes back long before it is used. (The paper prints the test for CONV behind the
-    loop's brace; it belongs inside.)
+    that is no hit, so that nothing comes back long before it is used. (The paper tests behind the loop.)
     """
     for layer in range(current - 1, -1, -1):
         if layer in waiting:

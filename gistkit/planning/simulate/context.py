@@ -1,5 +1,4 @@
-"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once and
-looked into many times."""
+"""What the effects of one storage's decision depend on besides: the rest of the plan, read once, asked many times."""
 
 from __future__ import annotations
 

@@ -25,9 +25,8 @@ LOSS_BYTES = 16
 
 @dataclass(frozen=True)
 class Profile:
-    """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
-    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue, what host
-    and transfers do to the tasks."""
+    """A step, or one of its sub-batches, under a plan: the number of tasks, all intervals, seconds by task (``task_s``
+    by themselves, ``extra_s`` what the plan adds), transfers in the order of issue, what host and link do to tasks."""
 
     tasks: int
     intervals: tuple[Interval, ...]

@@ -42,8 +42,7 @@ def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], De
 
 @dataclass(frozen=True)
 class Segment:
-    """``blocks`` come back from the storages ``sources`` before task ``start``, through the forward ``tasks``, which
-    start from ``needs``.
+    """``blocks`` come back from the storages ``sources`` before task ``start``, by forward ``tasks`` from ``needs``.
 
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
     afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
@@ -75,8 +74,7 @@ def segments(
     decided: Mapping[int, Decision],
 ) -> tuple[Segment, ...]:
     """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block. Raises
-    PlanError for a storage that backward does not need, for one that no task of the step makes, and for sources that
-    are not kept."""
+    PlanError for a storage that backward does not need or no task makes, and for sources that are not kept."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for decision in decisions:
         groups[decision.sources].append(index.block(decision.storage).id)

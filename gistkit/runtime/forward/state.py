@@ -58,9 +58,8 @@ class ForwardState:
     norms that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``:
     by planned storage the backward node that made it, for recipes.
 
-    For the report: ``densities`` that the forward has measured and ``notes``, by planned storage; ``dense``: what stays
-    as it is, by the address of its storage; ``own``: (covered call, op, hold) of what a node keeps besides storages:
-    masks, maps.
+    For the report: ``densities`` measured and ``notes``, by planned storage; ``dense``: what stays as it is, by the
+    address of its storage; ``own``: (covered call, op, hold) of what a node keeps besides storages: masks, maps.
     """
 
     settings: Settings
@@ -224,8 +223,7 @@ class ForwardState:
         return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:
-        """What a node keeps for itself, on the host until the node runs; as it is (and a note) where the host has no
-        memory for it."""
+        """What a node keeps for itself, on the host until it runs; as it is (and a note) without memory there."""
         journey: Any = self.journey
 
         def put(what: torch.Tensor | Encoded) -> Any:
@@ -251,8 +249,7 @@ class ForwardState:
             self.cannot(decision, why)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
-        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it shares the
-        values."""
+        """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, where it shares values."""
         memory, storage, program = x.untyped_storage(), decision.storage, self.program
         stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
         self.table.add(x, memory, stash)

@@ -1,5 +1,4 @@
-"""A plan compiled for the running forward: what to do at covered call number i, and with a tensor that another op
-saves."""
+"""A plan compiled for a forward: what to do at covered call number i, and with tensors that other ops save."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class Program:
     ``decisions``: by storage; ``passing``: storages that are saved for nodes which go at once, and for no other;
     ``sources``: storages from whose values something is rebuilt. ``is_stale``: a backward has shown that the model goes
     another way than it was captured. By covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs
-    (:mod:`gistkit.runtime.calls`) once it has been specialised; ``checked``, the kind in which it was seen to be the
-    planned one.
+    (:mod:`gistkit.runtime.calls`) once specialised; ``checked``, the kind in which it was seen to be the planned one.
 
     ``gaps``: by (covered calls so far, dtype, shape) the decisions for what uncovered ops save, one for each storage,
     in the order of the saves; ``within``: the same for what PyTorch's own op saves in place of a covered call.
@@ -149,8 +147,7 @@ class Program:
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Storages that stay as they are in every forward, of which nothing is rebuilt: of them only the capture is
-        recorded."""
+        """Storages that stay as they are in every forward and are no sources: of them only the capture is recorded."""
         if self._given:
             return frozenset()
         return frozenset(s for s, _, _ in self.dense_storages if s in self.decisions) - self.sources
@@ -259,8 +256,7 @@ class Program:
         return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}
 
     def _saved(self, storage: int, read: bool) -> Decision | None:
-        """The decision for a storage that is saved; one that may be read where no backward reads it, as its node goes
-        at once."""
+        """A saved storage's decision; one that may be read where no backward reads it, as its node goes at once."""
         decision = self.decisions.get(storage)
         return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 

@@ -39,8 +39,7 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 
 @dataclass
 class _Open:
-    """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
-    far."""
+    """The call running now or, where ``over``, ran last: number in the graph (-1: beyond it), saved tensors so far."""
 
     number: int
     op: str
@@ -100,8 +99,7 @@ class Tape:
         now.over = True
 
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
-        """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
-        Function."""
+        """Decisions whose storages are saved by the running call or, between calls, by a custom Function."""
         graph, now = self._plan.graph, self._now
 
         def fits(call: Call) -> bool:

@@ -1,5 +1,4 @@
-"""Sparse encodings of the size that they need, though the host learns that size late, or never has to: docs/kernels.md,
-"Sizes that only the device knows".
+"""Sparse encodings of the size that they need, though the host learns it late, or never: docs/kernels.md, "Codecs".
 
 *Within a forecast* one scratch lives at a time however far the host is ahead. The count is asked about whenever
 something is encoded: it gives the spill back, and the next step its forecast. *Delayed*, a later call that finds the
@@ -67,9 +66,8 @@ class ExactPacker:
     """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads.
 
     ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
-    then. ``spill``: where the host's memory comes from for encodings within a forecast; without it there are none.
-    ``transport`` makes the way that the counts of one stream take; without it CUDA counts go through pinned memory and
-    CPU tensors are packed at once.
+    then. ``spill``: host memory for encodings within a forecast, of which there are none without it. ``transport``
+    makes a stream's way for counts; without it CUDA counts go through pinned memory and CPU tensors are packed at once.
     """
 
     def __init__(
@@ -213,8 +211,7 @@ class ExactPacker:
                         encoded.nonzeros = total
 
     def _hear(self) -> int:
-        """Take in the counts of encodings within a forecast, oldest first, as far as they have arrived; how many of the
-        encodings are still wanted."""
+        """Take in the arrived counts of encodings within a forecast, oldest first; how many are still wanted."""
         wanted = 0
         while self._within:
             total = self._within[0].ticket.ready()

@@ -26,9 +26,8 @@ class Forecast(NamedTuple):
 
 
 class Forecasts:
-    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, where it is
-    noted what went beyond a forecast. Counts arrive whenever they do, also when forward and backward are long over; so
-    this holds no tensors.
+    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, a note of
+    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors.
     """
 
     def __init__(

@@ -60,9 +60,8 @@ class Spill:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
-        """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or more, free again when
-        this very tensor dies; None where there is none. Never waits for the device, but pinning more memory takes its
-        time."""
+        """Memory for an encoding of x on its device's current stream: uint8, ``nbytes`` or more, free again when this
+        very tensor dies; None where there is none. Never waits for the device, but pinning more memory takes time."""
         size = max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())
         key = (stream_of(x), size)
         with self._lock:

@@ -59,8 +59,7 @@ class CodedBody(Coded):
 
 
 class RebuiltBody:
-    """y made anew from other kept tensors by ``dense`` (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its
-    own."""
+    """y made anew of kept tensors by ``dense`` (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its own."""
 
     __slots__ = ("dense",)
     nbytes = 0
@@ -91,8 +90,7 @@ class Stash:
         self._values: torch.Tensor | None = None
 
     def hold(self, x: torch.Tensor) -> Stash | Reader:
-        """The hold of one node more that saves x: the shared values where x is what their node made, of which every
-        :meth:`dense` counts one down."""
+        """A further hold on x: the shared values where x is what their node made, counted down by :meth:`dense`."""
         node = self.node
         if node is None or node is not x.grad_fn:
             return Reader(self, x)

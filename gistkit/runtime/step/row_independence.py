@@ -127,8 +127,7 @@ def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
 
 
 def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
-    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``, by a run on fake
-    tensors."""
+    """Why forwards of 2 * rows rows must not run, '' where they take at most ``room_bytes``, by a fake run."""
     mode = FakeTensorMode()
     args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
     fake = isolated(model, mode.from_tensor)
@@ -170,8 +169,7 @@ def own_copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(t: torch.Tensor) -> bool:
-    """Whether a copy has a tensor of its own for ``t``: noise for a parameter of zeros, a clone of what may be written
-    to."""
+    """Whether a copy has its own ``t``: noise for a parameter of zeros, a clone of what may be written to."""
     return t.is_floating_point() and not t.any() if isinstance(t, torch.nn.Parameter) else not t.requires_grad
 
 

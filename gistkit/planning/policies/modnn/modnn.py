@@ -65,8 +65,7 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """moDNN's static schedule of one of a step's parts, in its own clock; ``defragmented`` holds the tasks before which
-    the memory was."""
+    """The static schedule of a step's part, in its own clock; ``defragmented``: the tasks before which memory was."""
 
     part: Part
     runs: tuple[Run, ...]
@@ -147,8 +146,7 @@ def schedule(part: Part, memory_bytes: int) -> Schedule:
 
 
 class _Scheduler:
-    """Algorithm 1 at work: ``now_s`` is T on StrmC, ``link_s`` the moment from which StrmD is free, ``ready_s`` when
-    each block was written or fetched."""
+    """Algorithm 1: ``now_s`` is T on StrmC, ``link_s`` when StrmD is free, ``ready_s`` when a block is there."""
 
     def __init__(self, part: Part, memory_bytes: int) -> None:
         self.tdfg, self.costs = part.tdfg, part.costs

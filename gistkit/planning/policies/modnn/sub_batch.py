@@ -195,8 +195,7 @@ def _least(at: Callable[[int], Part], most: int) -> dict[str, int]:
 
 
 def _remedy(memory_bytes: int, least_bytes: int, with_norms_bytes: int, fidelity: str) -> str:
-    """What gives moDNN a plan: sub-batches need ``least_bytes``, or ``with_norms_bytes`` where batch norms may see
-    parts of the batch."""
+    """What gives moDNN a plan: sub-batches need ``least_bytes``, or ``with_norms_bytes`` with batch norms cut."""
     if with_norms_bytes > memory_bytes:
         return "give it more memory, or take a smaller input or model: no size of sub-batches would do"
     ways = ['fidelity="reassociated"'] if fidelity == "bitwise" else []

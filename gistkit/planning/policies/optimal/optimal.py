@@ -28,8 +28,7 @@ from gistkit.planning.simulate import Simulator
 TIME_LIMIT_S, LARGE_LIMIT_S = 5.0, 16.0
 LARGE_TASKS = 3000  # steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default
 NARROW_SHARE = 0.5
-"""Share of the time in which a wider class of moves is first planned with bitwise ones alone, whose plan it has too and
-may miss in the time that it gets."""
+"""Share of the time in which a wider class is first planned with bitwise moves alone, whose plan it might miss."""
 PARTS_SHARE = 0.6  # of the time left, for one number of sub-batches of several
 PEAK_SHARE = 0.2  # as much time again for the least peak, which every plan reports
 SMALL_TASKS, SMALL_S = 200, 4.0

@@ -204,8 +204,7 @@ class Problem:
 
     @property
     def floor_s(self) -> float:
-        """Seconds that no choice goes below: of every group the fastest variant, behind the host's first task; and what
-        the host takes."""
+        """No choice takes fewer seconds: every group's fastest variant, behind the host's first task; or the host's."""
         compute_s = float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
         return max(self.issue_s + compute_s, self.issue_s * self.tasks)
 

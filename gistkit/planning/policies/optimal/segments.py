@@ -2,8 +2,7 @@
 
 Candidates (:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap
 operations behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every
-so many of the places where a single feature map is read across (between residual blocks, inception blocks, layers of a
-chain), as Chen et al. do.
+so many of the places where a single feature map is read across (between blocks or layers), as Chen et al. do.
 """
 
 from __future__ import annotations

@@ -32,8 +32,7 @@ Reached = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Least:
-    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of ``search`` of least simulated peak,
-    ``peak_bytes``."""
+    """``bound_bytes``: no peak is below. ``taken``: ``search``'s choice of least simulated peak, ``peak_bytes``."""
 
     search: Search
     bound_bytes: int

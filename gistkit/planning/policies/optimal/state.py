@@ -1,9 +1,8 @@
 """A choice of `optimal` that steps are taken from: its bytes and seconds by task, what it sends over the link.
 
 A step changes a variant and what goes with it: a segment takes all its storages along; a storage that leaves a segment
-ends it; of a source that cannot serve and what uses it, the one that the step is not about is kept as it is. Then the
-deltas of what changed, and of all that has to serve something else, are looked up anew. All figures are the
-simulator's.
+ends it; of a source that cannot serve and what uses it, the one that the step is not about is kept as it is. Then
+deltas of what changed, and of all that has to serve something else, are looked up. All figures are the simulator's.
 """
 
 from __future__ import annotations

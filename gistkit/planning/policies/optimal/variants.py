@@ -69,8 +69,7 @@ def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The class of moves: its name, its narrow formats, sub-batches under batch norm. Raises ValueError for an unknown
-    class or format."""
+    """The class of moves: name, narrow formats, sub-batches under batch norm. Raises ValueError for unknown ones."""
 
     fidelity: str = "bitwise"
     lossy: Lossy = None
@@ -86,8 +85,7 @@ class Allowed:
         return plan.sub_batches == 1 or self.part_counts(graph) != [1]
 
     def part_counts(self, graph: SavedGraph) -> list[int]:
-        """Numbers of sub-batches to look at: 1, powers of two up to the most, and the most (the batch, if single rows
-        go the same way)."""
+        """Sub-batches to try: 1, powers of two up to the most, and that (the batch, if single rows go the same way)."""
         most = graph.most_parts
         if self.fidelity == "bitwise" or most < 2 or (trains_batch_norm(graph) and not self.batch_norm):
             return [1]
