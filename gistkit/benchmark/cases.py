@@ -158,7 +158,6 @@ def _codec_workload(codec: Codec, direction: str) -> Callable[[Setting], Workloa
 
 
 def _runs(direction: str, codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-    """What to run, and the bytes that it has to move."""
     both = x.nbytes + encoded.nbytes
     if direction == "decode":
         return lambda: codec.decode(encoded), both

@@ -93,7 +93,6 @@ def capture(
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
-    """Raise TypeError for arguments in the place of others."""
     check_runs_in_python("capture", model)
     for name, value in (("args", args), ("targets", targets)):
         if not isinstance(value, (tuple, list)):

@@ -124,7 +124,6 @@ def fake_inputs(item: Any, mode: FakeTensorMode, on_cpu: bool) -> Any:
 
 
 def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
-    """A fake tensor like t, on the CPU if ``on_cpu``."""
     if not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu):
         return mode.from_tensor(t)
     with mode, torch.no_grad():

@@ -126,7 +126,6 @@ def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:
-    """The work on the first rows: of every tensor that has the batch's rows."""
 
     def cut(item: Any) -> Any:
         has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
@@ -189,7 +188,6 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
 
 
 def _unwatched(model: torch.nn.Module, work: Work) -> float:
-    """Seconds of one step."""
     model.zero_grad(set_to_none=True)
     cards = {t.device for t in all_tensors(model, work.args, work.kwargs) if t.device.type == "cuda"}
 

@@ -130,7 +130,6 @@ class StepBuilder:
         return "gradient" if self.tracer.spans[item.first].key[0] == BACKWARD else "activation"
 
     def _saves(self) -> None:
-        """Give the saved blocks their uses."""
         of_node: dict[int, int] = {}
         for span, first in zip(self.tracer.spans, self.first_task, strict=True):
             if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
@@ -187,7 +186,6 @@ class StepBuilder:
                 yield block, range(first, last + 1)
 
     def _link(self) -> None:
-        """Reads, writes and transients of the tasks, now that blocks have numbers."""
         counted = self._counted()
         weights = {self.block_of[i] for i in self.of_weights if i in self.block_of}
         for number, span in enumerate(self.tracer.spans):

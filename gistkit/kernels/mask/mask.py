@@ -103,10 +103,8 @@ def mask1_encode(x: torch.Tensor) -> torch.Tensor:
 
 
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(relu(x), its mask) of a dense x, in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it.
-
-    Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
-    """
+    """(relu(x), its mask) of a dense x, in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it:
+    does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`)."""
     y = torch.empty_like(x)
     return y, _pack(x, y, True, relu_keeps_negative_zero(x))
 
@@ -157,10 +155,7 @@ def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """grad * (scale where the bit is set, else 0), one fp32 product rounded to grad's dtype; NaN * 0 is NaN.
-
-    grad fp32/bf16/fp16[n].
-    """
+    """As the oracle has it (reference/mask.py), of grad fp32/bf16/fp16[n]."""
     grad_x = torch.empty_like(grad)
     launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x

@@ -140,8 +140,7 @@ def _decode_kernel(
 
 
 def int_encode(x: torch.Tensor, bits: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(units, lows, steps) of x fp32/bf16/fp16[n]: int16 (4 bits) or uint8 (2 bits) [64 a block], fp32 [a block]. Does
-    not synchronise."""
+    """As the oracle has it (reference/integers.py). Does not synchronise."""
     n, count, rows = x.numel(), ceil_div(x.numel(), INT_BLOCK), ROWS[x.element_size()]
     units = torch.empty((count * INT_UNITS,), dtype=unit_dtype(bits), device=x.device)
     lows, steps = (torch.empty((count,), dtype=torch.float32, device=x.device) for _ in range(2))

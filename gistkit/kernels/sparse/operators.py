@@ -43,10 +43,7 @@ UNBOUNDED = 1 << 62
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(words int32[32*slots], counts int16[slots], values[1024*slots]) of x fp32/bf16/fp16[n]; slots = ceil(n/1024).
-
-    fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8).
-    """
+    """As the oracle has it (reference/sparse.py), of x fp32/bf16/fp16[n]; slots = ceil(n/1024)."""
     words, counts, values = sparse_arrays("zvc", x, fmt)
     launch_warps(
         zvc_encode_kernel, counts.numel(), x,
@@ -56,7 +53,7 @@ def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(columns uint8[256*rows], counts int16[rows], values[256*rows]); else as :func:`zvc_encode`."""
+    """As the oracle has it, of x fp32/bf16/fp16[n]; rows = ceil(n/256)."""
     columns, counts, values = sparse_arrays("csr", x, fmt)
     launch_warps(
         csr_encode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
@@ -68,12 +65,7 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
 def compact(
     scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The first counts[i] items of every stride-long slot of scratch, close together.
-
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill total is the array's
-    capacity, which the sum may exceed.
-    """
+    """As the oracle has it (reference/sparse.py)."""
     packed = torch.empty((total,), dtype=scratch.dtype, device=scratch.device)
     _compact(None, scratch, counts, stride, None, packed, spill)
     return packed
@@ -82,7 +74,7 @@ def compact(
 def csr_compact(
     columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
+    """As the oracle has it, in one pass."""
     packed_columns = torch.empty((total,), dtype=columns.dtype, device=columns.device)
     packed = torch.empty((total,), dtype=values.dtype, device=values.device)
     _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
@@ -132,11 +124,7 @@ def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed,
 
 
 def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
-    """out[n] = grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward.
-
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
-    be grad: programs read what they write before they write it.
-    """
+    """As the oracle has it. out may be grad: programs read what they write before they write it."""
     n = grad.numel()
     launch_warps(
         zvc_backward_kernel, counts.numel(), grad,

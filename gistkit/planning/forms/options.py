@@ -71,8 +71,6 @@ def options(graph: SavedGraph, costs: CostTable, lossy: Lossy = None) -> dict[in
 
 
 class _Listing:
-    """Lists the decisions of one graph's storages."""
-
     def __init__(self, graph: SavedGraph, costs: CostTable, lossy: Lossy) -> None:
         self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
@@ -123,7 +121,6 @@ class _Listing:
         return self._costs.payload_bytes(form, s.nbytes, s.dtype, self._costs.densities.get(s.id))
 
     def _shipped(self, block: Block, s: SavedStorage, at_home: Decision) -> Iterable[Decision]:
-        """The decision with its payload on the host between release and prefetch."""
         if not self._costs.hardware.has_link or not at_home.form.payload or not block.uses:
             return
         nbytes = self._payload_bytes(s, at_home.codec)

@@ -150,7 +150,6 @@ def offloads(graph: SavedGraph, which: str) -> tuple[Decision, ...]:
 
 
 def _offloaded(graph: SavedGraph, managed: list[Layer], which: str) -> dict[int, list[Block]]:
-    """By position among the managed layers the feature maps that the layer offloads."""
     last_reader: dict[int, int] = {}
     for task in graph.tasks:
         if task.phase == FORWARD:

@@ -238,7 +238,6 @@ class ForwardState:
             return kept
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
-        """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
         return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))

@@ -236,7 +236,6 @@ class Program:
         return self.decisions[own if own in saved else saved[0]] if saved else None
 
     def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
-        """Decisions for what uncovered calls save, by covered calls so far, and covered ones, by their number."""
         gaps: dict[Key, dict[int, bool]] = defaultdict(dict)
         within: dict[Key, dict[int, bool]] = defaultdict(dict)
         done = 0

@@ -193,7 +193,6 @@ class Recipe:
         return Recipe(self._steps, self._verified, y, launch, at)
 
     def _form(self, part: tuple) -> str:
-        """A part's form for the kernel; empty where it has none."""
         arithmetic: Any = self._arithmetics[part[1]] if part[0] == "bn" else None
         return VALUES if part[0] == "stash" else arithmetic.args[0] if arithmetic in KERNEL_CANDIDATES else ""
 

@@ -76,7 +76,6 @@ class Spill:
         return span
 
     def _collect(self) -> None:
-        """Take in the spans that have ended."""
         while self._ended:
             key, memory = self._ended.popleft()
             self._free[key].append(memory)

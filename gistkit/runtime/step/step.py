@@ -163,7 +163,6 @@ def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
 
 
 def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict], targets: Any) -> torch.Tensor:
-    """Forward and backward of one part; its share of the loss, detached."""
     args, kwargs = inputs
     loss = loss_fn(model(*args, **kwargs), targets)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

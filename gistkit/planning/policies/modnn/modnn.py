@@ -130,7 +130,6 @@ def in_parts(
 
 
 def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[CallChoice, ...]:
-    """Of every covered convolution the algorithms of its tasks."""
     convolutions, by_call = ConvAlgorithms(graph, costs), {}
     for call, tasks in convolutions.tasks.items():
         by_call[call] = by_part({graph.tasks[t].part_name: found.runs[t].algorithm for t in tasks})

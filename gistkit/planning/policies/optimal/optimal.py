@@ -136,7 +136,6 @@ class Planning:
             self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
 
     def _within(self) -> list[Least]:
-        """The numbers of sub-batches with which some choice may fit."""
         room_bytes = self._room_bytes
         return [least for least in self._least if room_bytes is None or least.bound_bytes <= room_bytes]
 

@@ -108,7 +108,6 @@ class Problem:
         return other
 
     def _set_groups(self, groups: list[list[Variant]]) -> None:
-        """Groups of storages and of segments, in this order, and what is looked up of them."""
         self.groups = groups
         self.keys = [(g, v) for g, group in enumerate(groups) for v in range(len(group))]
         self.offsets = np.concatenate(([0], np.cumsum([len(group) for group in groups]))).astype(int)
@@ -147,7 +146,6 @@ class Problem:
                 self.uses_of[source].append(use)
 
     def _set_least(self) -> None:
-        """What every variant adds at least."""
         decisions = [(key, d) for key in self.keys if (d := self.groups[key[0]][key[1]].decision) is not None]
         self.decoded = {key for key, decision in decisions if is_decoded(decision)}
         """Variants whose values are decoded at each use."""

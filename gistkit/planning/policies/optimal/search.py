@@ -211,7 +211,6 @@ class Search:
         return gain
 
     def _kicked(self, best: Choice, limit_bytes: int, deadline: float) -> Choice:
-        """A few steps at random, repaired and improved; ``best`` where that is no faster."""
         now = self.shaken(best[0], limit_bytes, deadline, WORSE * best[1])
         if now is None:
             return best
@@ -233,7 +232,6 @@ class Search:
         return now if moved and self._mend(now, limit_bytes, deadline, prices, [*moved], most_s) else None
 
     def _moved(self, now: IncrementalState) -> set[int]:
-        """Take a few steps at random; the groups that they changed."""
         moved: set[int] = set()
         for index in self._drawn(now.taken):
             step = now.step(*self.problem.keys[index])

@@ -37,8 +37,6 @@ def candidates(
 
 
 class _Maker:
-    """Makes candidates of parts, each once."""
-
     def __init__(self, index: StepIndex, options: Mapping[int, Sequence[Decision]]) -> None:
         self._index, self._options, self._replays = index, options, Replays(index.graph)
         fixed = self._replays.own | self._replays.late

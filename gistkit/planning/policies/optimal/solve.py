@@ -115,7 +115,6 @@ class Fastest:
         return min(self._fitting.values(), default=inf)
 
     def _repaired(self, starts: Sequence[Sequence[int]], budget_bytes: int) -> list[Sequence[int]]:
-        """Repair the ``starts``: those that could be."""
         enough_s, able = self._left(ENOUGH), []
         for taken in starts:
             if self._fitting and self._left() <= enough_s:
@@ -157,7 +156,6 @@ class Fastest:
         return self.seconds <= problem.floor_s * (1 + 2 * EXACT + problem.idle)
 
     def _polish(self, share: float) -> None:
-        """Improve the best choices, for a share of the time left."""
         if self._fitting and not self._meets():
             until = time.monotonic() + self._left(share)
             near = sorted(self._fitting.items(), key=lambda f: f[1])[:STARTS]
