@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
-from gistkit.ir import LIBRARY, NEVER, OPERATORS, RERUN, Decision, Plan
+from gistkit.ir import LIBRARY, OPERATORS, RERUN, Decision, Plan
 from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
 from gistkit.planning.simulate.step_index import StepIndex, used_at
 
@@ -62,14 +62,24 @@ class Context:
 
 
 def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Segment, ...], dict[int, set[int]]]:
-    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values."""
-    parts = segments(tuple(d for d in decided.values() if d.form.returns == RERUN), index, decided)
-    also: dict[int, set[int]] = defaultdict(set)
-    for part in parts:
-        for block in part.needs:
-            also[block].add(part.start)
-    _spread(decided, index, also)
-    return parts, also
+    """The segments that run anew, and the tasks, by block, at which they and what is rebuilt need values. What is
+    rebuilt from a segment's storage may need it earlier than its own uses: then starts move forward until they stay."""
+    again = {b: d for b, d in decided.items() if d.form.returns == RERUN}
+    rebuilt = (d for d in decided.values() if d.form.returns == OPERATORS) if again else ()
+    chained = any(index.block(s).id in again for d in rebuilt for s in d.sources)
+    parts = () if chained else segments(tuple(again.values()), index, decided)
+    while True:
+        also: dict[int, set[int]] = defaultdict(set)
+        for part in parts:
+            for block in part.needs:
+                also[block].add(part.start)
+        _spread(decided, index, also)
+        if not chained:
+            return parts, also
+        found = segments(tuple(again.values()), index, decided, also)
+        if [f.start for f in found] == [p.start for p in parts]:
+            return found, also
+        parts = found
 
 
 def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
@@ -93,7 +103,7 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
     """Add to ``also`` when the sources of rebuilt storages are needed, through chains of them. Raises PlanError where a
-    source keeps no values or runs anew, or a storage would be rebuilt from itself."""
+    source keeps no values, or a storage would be rebuilt from itself."""
     work = [b for b, d in decided.items() if d.form.returns == OPERATORS]
     turns = (len(work) + 1) ** 2
     while work:
@@ -106,7 +116,7 @@ def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, s
             kept = decided.get(source.id)
             if turns < 0 or source.id == block.id:
                 raise PlanError(f"storage {block.storage}: rebuilt from itself through {storage}; break the circle")
-            if kept is not None and kept.form.returns in (NEVER, RERUN):
+            if kept is not None and not kept.form.values:
                 raise PlanError(
                     f"storage {block.storage} is rebuilt from storage {storage}, whose values {kept.codec!r} does not "
                     "keep; keep them in another form"

@@ -72,13 +72,15 @@ def segments(
     decisions: Sequence[Decision],
     index: StepIndex,
     decided: Mapping[int, Decision],
+    also: Mapping[int, Iterable[int]] | None = None,
 ) -> tuple[Segment, ...]:
-    """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block. Raises
-    PlanError for a storage that backward does not need or no task makes, and for sources that are not kept."""
+    """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block, ``also`` the
+    tasks, by block, that need values besides the block's own uses. Raises PlanError for a storage that backward does
+    not need or no task makes, and for sources that are not kept."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for decision in decisions:
         groups[decision.sources].append(index.block(decision.storage).id)
-    return tuple(_segment(sorted(blocks), sources, index, decided) for sources, blocks in groups.items())
+    return tuple(_segment(sorted(blocks), sources, index, decided, also or {}) for sources, blocks in groups.items())
 
 
 def _segment(
@@ -86,10 +88,11 @@ def _segment(
     sources: tuple[int, ...],
     index: StepIndex,
     decided: Mapping[int, Decision],
+    also: Mapping[int, Iterable[int]],
 ) -> Segment:
     graph = index.graph
     names = [graph.blocks[b].storage for b in blocks]
-    read_at = {b: _own_uses(b, index, decided) for b in blocks}
+    read_at = {b: [*also.get(b, ()), *_own_uses(b, index, decided)] for b in blocks}
     holders = [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
     start = min((t for tasks in read_at.values() for t in tasks), default=min(holders, default=-1))
     if start < 0:

@@ -43,9 +43,7 @@ def test_beside_the_moves_of_another_policy(seed):
     own = {d.storage for d in own_decisions(graph)} | kept_by_ops(graph)
     kept = {d.storage: d for d in other.decisions}
     able = [s.id for s in graph.kept() if s.kind == "activation" and s.id not in own and not s.escapes]
-    sources = {s for d in other.decisions for s in d.sources}  # nothing is rebuilt from what runs anew
     able = [s for s in able if kept.get(s) is None or kept[s].codec in ("dense", "zvc", "csr", "rebuild")]
-    able = [s for s in able if s not in sources]
     chosen = random.Random(seed).sample(able, len(able) // 2)
     source = next(s.id for s in graph.storages if s.kind == "input")
     again = [Decision(s, "recompute", "nowhere", bool(kept[s].mask), (source,)) for s in chosen]
