@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.sparse.values import slot_start, stage_flags, stage_values
+from gistkit.kernels.sparse.values import slot_start, stage_values
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
 from gistkit.kernels.warp.octets import (
@@ -101,7 +101,7 @@ def zvc_decode_kernel(
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
         stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
-        WIDE, CHUNKS + PACKED, ASM,
+        WIDE, CHUNKS + PACKED, False, ASM,
     )  # fmt: skip
     stage = warp_sync(stage) + skipped * XB
     for c in tl.static_range(CHUNKS):
@@ -130,9 +130,10 @@ def zvc_backward_kernel(
     grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
     stage = open_stage(lane, 1)
     skipped = (start & (OCTET - 1)).to(tl.int32)
-    stage_flags(
-        stage, values_ptr, start - skipped, count + skipped, plane, lane, FMT, PACKED, WIDE, CHUNKS + PACKED, ASM
-    )
+    stage_values(
+        stage, values_ptr, values_ptr, start - skipped, count + skipped, plane, lane, FMT, "none", PACKED,
+        values_ptr.dtype.element_ty, WIDE, CHUNKS + PACKED, True, ASM,
+    )  # fmt: skip
     stage = warp_sync(stage) + skipped
     for c in tl.static_range(CHUNKS):
         flags = pull_flags(stage + places[c], marks[c], XB)
