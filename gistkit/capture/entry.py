@@ -118,11 +118,8 @@ def _recorded(recorder: Recorder, model: torch.nn.Module, args: tuple, kwargs: d
 def _traced_step(
     model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, on_cpu: bool
 ) -> SavedGraph:
-    """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too.
-
-    The step starts without gradients, whatever the model holds, and what the model returns is held until it ends, as
-    ``out = model(x); loss = loss_fn(out); loss.backward()`` does.
-    """
+    """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
+    step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer, notes = Tracer(recorder, on_cpu), recorder.notes

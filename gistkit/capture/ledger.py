@@ -117,10 +117,8 @@ def identity(t: torch.Tensor) -> int | None:
 
 class Packed:
     """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number.
-
-    :meth:`lighten` lets go of the tensor: from then on unwritten memory of its geometry stands in for it, made anew at
-    each look. That is for fake tensors, where it shows how long a storage lives that nothing keeps for backward.
-    """
+    After :meth:`lighten` unwritten memory of its geometry stands in for it, made anew at each look: of fake tensors
+    that shows how long a storage lives that nothing keeps for backward."""
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()

@@ -209,10 +209,7 @@ class Recorder(TorchFunctionMode):
         return self.unpacked(packed.checked, packed.storage)
 
     def finish(self, out: Any) -> SavedGraph:
-        """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything.
-
-        Real recordings measure the density of every saved float activation.
-        """
+        """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything."""
         notes, self.notes = self.notes, Notes("finished")
         model, self._model = self._model, None
         assert model is not None, "a recorder records one forward"

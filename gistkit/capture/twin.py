@@ -67,11 +67,9 @@ def stand_in_of(module: torch.nn.Module) -> Any:
 
 
 def plain_copy(model: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
-    """``copy.deepcopy(model, memo)`` of which no part is compressed, and whose GraphModules have all that theirs have.
-
-    ``GraphModule.__deepcopy__`` builds a module of what its graph names, so that other attributes, unused parameters
-    and a replaced forward are lost. The copies share their class, which has the code: they must not be recompiled.
-    """
+    """``copy.deepcopy(model, memo)`` of which no part is compressed. GraphModules get all that theirs have, where their
+    own deepcopy loses what the graph does not name and a replaced forward. The copies share their class, which has the
+    code: they must not be recompiled."""
     memo = {} if memo is None else memo
     modules = dict(model.named_modules())
     wrapped = {name: found for name, module in modules.items() if (found := stand_in_of(module)) is not None}

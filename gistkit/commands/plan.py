@@ -30,10 +30,8 @@ SHOWN = 40
 
 @dataclass(frozen=True)
 class Row:
-    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``.
-
-    ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
-    """
+    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``. ``fits``
+    tells whether its peak is within the budget; a policy that aims at no budget is shown either way."""
 
     policy: str
     plan: Plan | None

@@ -16,11 +16,9 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 
 
 def relu_keeps_negative_zero(x: torch.Tensor) -> bool:
-    """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0.
-
-    The first call for a device and dtype waits until the current stream has run one element through; none later does.
-    Raises RuntimeError where that first call falls into the capture of a CUDA graph.
-    """
+    """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0. The first
+    call for a device and dtype waits until the current stream has run one element through; none later does. Raises
+    RuntimeError where that first call falls into the capture of a CUDA graph."""
     return _ask(x.device, x.dtype)
 
 

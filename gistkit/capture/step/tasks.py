@@ -172,11 +172,9 @@ class StepBuilder:
                 self.blocks[b.id] = replace(b, **kept)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
-        """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
-
-        Not so where it is read by others than the node that saved it: a checkpoint unpacks its inputs for the forward
-        that runs again, whose nodes keep them; an in-place op on a view runs inside another node, its CopySlices.
-        """
+        """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly. A
+        checkpoint's inputs are kept by the forward that runs again, an in-place op on a view runs inside its
+        CopySlices."""
         for item in self.tracer.seen:
             if item.stand_in is None or item.unpacked < 0:
                 continue
@@ -211,11 +209,8 @@ class StepBuilder:
                 self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
 
     def _on_linear(self, task: Task) -> bool:
-        """Whether this is the backward of a ReLU in place on what a linear has just made.
-
-        Of three dimensions and more that is a view in PyTorch, so that the ReLU's node runs inside another one, which
-        copies gradients; gistkit's linear makes no view (nn.linear).
-        """
+        """Whether this is the backward of a ReLU in place on what a linear has just made: from three dimensions on a
+        view in PyTorch, whose node copies gradients; gistkit's linear makes none (nn.linear)."""
         if task.phase != BACKWARD or task.op != "relu" or not self.graph.calls[task.call].inplace:
             return False
         relu = self.graph.calls[task.call]

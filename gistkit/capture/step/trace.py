@@ -174,10 +174,8 @@ class Tracer(TorchDispatchMode):
         return self.spans[-1]
 
     def _is_sum(self, func: Any, inputs: list[torch.Tensor], key: Key) -> bool:
-        """Whether autograd adds a node's result to what another branch sent: it runs after the node, under its name.
-
-        One term was made by the node, the other neither made nor read by it.
-        """
+        """Whether autograd adds a node's result to what another branch sent, after the node and under its name: one
+        term was made by the node, the other neither made nor read by it."""
         if func not in _SUMS or key[0] != "backward" or not self.spans or self.spans[-1].key != key:
             return False
         span, now = self.spans[-1], len(self.spans) - 1

@@ -136,11 +136,9 @@ class Masks:
 
 
 class Rebuilds:
-    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic.
-
-    ``plane``: elements of one channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values``
-    where other is added as it is and empty where there is none. A norm is a list of mean, 1/std, weight and bias [C].
-    """
+    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic. ``plane``: elements of one
+    channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values`` where other is added as it
+    is, empty where there is none. A norm: mean, 1/std, weight, bias [C]."""
 
     __slots__ = ("_launch", "_plane", "form", "other_form")
 

@@ -27,10 +27,8 @@ FLAG_ROWS = 512
 def _pack_kernel(
     x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads.
-
-    relu(-0.0) is -0.0 where KEEP_ZERO, else +0.
-    """
+    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads, and -0.0 where
+    KEEP_ZERO."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     # 16-bit floats are compared as fp32, which is exact; only the comparison's result is used, so NaN payloads survive

@@ -77,11 +77,9 @@ def _encode_kernel(
     x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16.
-
-    Where n is any number, a tile that is whole has a constant for its bound, which leaves wide accesses possible: item
-    by item, the values that zvc stores took three times a copy's time on an H200.
-    """
+    """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16. Else a
+    whole tile has a constant bound, so that accesses are wide: item by item zvc's values took three times a copy's time
+    (H200)."""
     first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
     x_ptr += first
     codes_ptr += first

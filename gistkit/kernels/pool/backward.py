@@ -159,10 +159,8 @@ def backward_kernel(
 
 @triton.jit
 def _tags(codes, DTYPE: tl.constexpr):
-    """The codes to compare: beside 16-bit gradients as fp32 2**23 + code, in bits 0x4B000000 | code.
-
-    LLVM packs the results of integer comparisons there into bit fields and back: 2 instructions an element.
-    """
+    """The codes to compare: beside 16-bit gradients as fp32 2**23 + code, in bits 0x4B000000 | code. LLVM packs the
+    results of integer comparisons there into bit fields and back: 2 instructions an element."""
     if DTYPE == tl.float32:
         return codes
     else:
@@ -171,10 +169,8 @@ def _tags(codes, DTYPE: tl.constexpr):
 
 @triton.jit
 def _spread(pixels, grads, tags, ROW: tl.constexpr, K: tl.constexpr):
-    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows.
-
-    A sum kept is a sum + 0: sums start at +0 and cannot become -0.
-    """
+    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows. Sums start at +0 and
+    cannot become -0, so that a sum kept is a sum + 0."""
     p, q, r, s = pixels
     a, b, c = grads
     a_tag, b_tag, c_tag = tags

@@ -22,10 +22,8 @@ LEAST_POSITIVE = tl.constexpr(1 << 16)
 
 @triton.constexpr_function
 def _assembly(bf16, relu, sm):
-    """PTX for the keys $0 and $1 of two packed values $2, by packed low halves $3 and packed high halves $4 of NaN.
-
-    The maximum with 0 and the sum with 0 both make +0 of -0.0 and 0x7FFF of any NaN.
-    """
+    """PTX for the keys $0 and $1 of two packed values $2, by packed low halves $3 and packed high halves $4 of NaN. The
+    maximum with 0 and the sum with 0 both make +0 of -0.0 and 0x7FFF of any NaN."""
     dtype, one, spare = ("bf16", "0x3f803f80", "0x007f007f") if bf16 else ("f16", "0x3c003c00", "0x03ff03ff")
     signs = "prmt.b32 s, s, s, 0xbb99;"
     if relu:
@@ -64,12 +62,9 @@ def start_key(code, dtype: tl.constexpr, RELU: tl.constexpr):
 
 @triton.jit
 def keys_of(values, order, code, RELU: tl.constexpr, ASM: tl.constexpr):
-    """The int32 keys of values (bf16 or fp16); order (0 to 31) and code (0 to 255) broadcast to their shape.
-
-    RELU: whatever is not positive has a key below LEAST_POSITIVE and loses to start_key.
-    ASM: two at a time, by the instructions that GPUs have from sm_80 (80) or sm_90 (90) on; a lane must hold an even
-    number of values. 0: by Triton's own operations.
-    """
+    """The int32 keys of values (bf16 or fp16); order (0 to 31) and code (0 to 255) broadcast to their shape. RELU:
+    whatever is not positive has a key below LEAST_POSITIVE and loses to start_key. ASM: two at a time (a lane must hold
+    an even number), by the instructions from sm_80 (80) or sm_90 (90) on; 0: by Triton's own operations."""
     low = ((FIRST - 1 - order) << 8) | code
     nan = NAN | order
     if ASM:
@@ -95,9 +90,7 @@ def keys_of(values, order, code, RELU: tl.constexpr, ASM: tl.constexpr):
 def finish_keys(best, code, place_ptrs, inside, first_value, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
                 MARK: tl.constexpr, NONE: tl.constexpr):  # fmt: skip
     """(int16 patterns of the maxima, codes) from the largest keys and their codes; place_ptrs: where the maxima are.
-
-    first_value: of the first position inside, for KEEP_ZERO. MARK: maxima that are not positive have code NONE.
-    """
+    first_value: of the first position inside, for KEEP_ZERO. MARK: maxima that are not positive have code NONE."""
     place_ptrs = place_ptrs.to(tl.pointer_type(tl.int16), bitcast=True)
     stopped = best < LEAST_POSITIVE
     if RELU:

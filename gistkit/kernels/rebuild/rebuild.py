@@ -101,11 +101,9 @@ def _rebuild_kernel(
     FORM: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, CHANNELS_INNER: tl.constexpr,
     STEP: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, WRAPS: tl.constexpr, PORTABLE: tl.constexpr,
 ):  # fmt: skip
-    """y = relu?(BN(x) [+ other, or BN(other) where OTHER is a form]) over [outer, inner_steps * STEP] elements.
-
-    STEP tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel. One base
-    address a program is 64-bit arithmetic.
-    """
+    """y = relu?(BN(x) [+ other, or BN(other) where OTHER is a form]) over [outer, inner_steps * STEP] elements. STEP
+    tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel. One base
+    address a program is 64-bit arithmetic."""
     inner = inner_steps * STEP
     blocks = tl.cdiv(inner, INNER)
     row = (tl.program_id(0) // blocks) * OUTER
@@ -138,9 +136,7 @@ def _either_norm(
     x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, in_left, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
 ):
     """BN(x) in fp32 of rows that begin in channel ``left`` and end there, or in the next from where in_left is not set.
-
-    Both are computed: to select the factors takes as many instructions, and from the slower half of the processor.
-    """
+    Both are computed: to select the factors takes as many instructions, and from the slower half of the processor."""
     first = _batch_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, None, FORM, PORTABLE)
     last = left < channels - 1
     second = _batch_norm(x, mean_ptr + 1, invstd_ptr + 1, weight_ptr + 1, bias_ptr + 1, left, last, FORM, PORTABLE)
@@ -156,11 +152,9 @@ def _across_kernel(
     PLANES: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PORTABLE: tl.constexpr,
 ):  # fmt: skip
     """As :func:`_rebuild_kernel`, for planes whose ends lie within rows of 8 elements: at least 8 long, and a multiple
-    of 8 channels, so that images end where rows do.
-
-    A program does PLANES planes, at most ``channels``, where WHOLE, else a part of them. The plane in which a row
-    begins is found by one product with ``reciprocal`` = 2**32 / plane, rounded up, which is at most one too large.
-    """
+    of 8 channels, so that images end where rows do. A program does PLANES planes, at most ``channels``, where WHOLE,
+    else a part of them. The plane in which a row begins is found by one product with ``reciprocal`` = 2**32 / plane,
+    rounded up, which is at most one too large."""
     if WHOLE:
         group, block = tl.program_id(0), 0
     else:
@@ -201,10 +195,8 @@ def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, i
 
 
 def planes_across(channels: int, plane: int, item_bytes: int) -> int:
-    """Planes a group of :func:`_across_kernel`, a multiple of 8; 0 where the other kernel is to run.
-
-    As many as fill one program, or several, best: 40 planes of 49 elements are 245 rows of 256.
-    """
+    """Planes a group of :func:`_across_kernel`, a multiple of 8 (0: the other kernel is to run): as many as fill one
+    program, or several, best. 40 planes of 49 elements are 245 rows of 256."""
     if plane < 8 or channels % 8 or plane % (16 // item_bytes) == 0:
         return 0
     filled = {

@@ -168,10 +168,8 @@ def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: s
 
 
 def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n].
-
-    Codes: int16[n] for ``fp16``, int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``.
-    """
+    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Codes: int16[n] for ``fp16``,
+    int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``."""
     exponents = scale_exponents(x, fmt, scaling)
     codes = x.new_zeros((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
     for plane, first, start, stop in _parts(x.numel(), fmt):

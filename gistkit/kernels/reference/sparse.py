@@ -90,12 +90,10 @@ def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Te
 def compact(
     scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The first counts[i] items of every stride-long slot of scratch, close together.
-
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill
-    (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
-    """
+    """The first counts[i] items of every stride-long slot of scratch, close together. scratch: any dtype of 1, 2 or 4
+    bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more (the items past the sum are
+    undefined). Returns scratch's dtype, [total]. With a spill (see gistkit.kernels.sparse.spill) total is the array's
+    capacity, which the sum may exceed."""
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
         return spilling.put((close,), counts, stride, total, spill)[0]
@@ -117,11 +115,9 @@ def csr_compact(
 
 
 def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]).
-
-    x: fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``,
-    uint8 for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values.
-    """
+    """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]). x:
+    fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``, uint8
+    for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values."""
     words = x.new_zeros((ceil_div(x.numel(), ZVC_SLOT) * ZVC_WORDS,), dtype=torch.int32)
     counts = _structure(x, ZVC_SLOT, words)
     return words, counts, _pack(x, counts, fmt, columns=False)[0]
@@ -222,9 +218,7 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
 
 def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
-
-    Exact under lossy formats too: a small positive value may have the code +0, but its bit is set. out may be grad.
-    """
+    Exact under lossy formats too: a small positive value may have the code +0, but its bit is set. out may be grad."""
     positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
     bits = _array(items)
     _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))

@@ -45,10 +45,8 @@ def _slots(
 @triton.jit
 def _runs(place, last, ends, after, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr):
     """(slots, stops, shifts, next shifts) of PIECES runs, the first at ``place``, and whether none has a third slot.
-
-    The slot of a run's first item, the place where its items stop, what is to be added to a place before it to give
-    the item's in the scratch, and to one from there on.
-    """
+    The slot of a run's first item, the place where its items stop, what is to be added to a place before it to give the
+    item's in the scratch, and to one from there on."""
     slots = ()
     stops = ()
     shifts = ()
@@ -137,9 +135,7 @@ def compact_kernel(
     SPILL: tl.constexpr,
 ):  # fmt: skip
     """SLOTS slots' items, and with COLUMNS their columns, to their places in the packed arrays; never past total.
-
-    SPILL: see columns_base.
-    """
+    SPILL: see columns_base."""
     first_slot = tl.program_id(0).to(tl.int64) * SLOTS
     base, begin, last, ends, after, offsets = _slots(first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN)
     if SPILL:

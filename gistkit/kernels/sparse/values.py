@@ -48,10 +48,8 @@ def scale_address(exponents_ptr, start, place):
 @triton.jit
 def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr):
     """Words of the raw patterns or codes at start (int64, a multiple of 8) + place to + 7, those before stop defined.
-
     fp10's are shifted left by 6, where fp16 has the same fields; the 6 bits below are not defined. WIDE: values_ptr is
-    16-byte aligned. No 16 bytes are read of which none lies before stop.
-    """
+    16-byte aligned. No 16 bytes are read of which none lies before stop."""
     PLANES: tl.constexpr = PACKED and FMT == "fp10"
     VB: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
     shift = 0
@@ -95,11 +93,9 @@ def stage_values(
     ASM: tl.constexpr,
 ):  # fmt: skip
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
-
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
     loaded nor converted. FLAGS: one byte a value in place of the element, 0 for -0.0 and its codes, 0xFF for all else.
-    See :func:`load_octet`.
-    """
+    See :func:`load_octet`."""
     WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
     # no more than 20 registers of loaded words
     AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5

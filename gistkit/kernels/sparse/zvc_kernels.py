@@ -83,10 +83,8 @@ def zvc_decode_kernel(
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """One slot of x: an element's value stands at its rank among the set bits.
-
-    WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
-    """
+    """One slot of x: an element's value stands at its rank among the set bits. WIDE: values_ptr is 16-byte aligned,
+    WHOLE: n is a multiple of 8."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
@@ -114,10 +112,8 @@ def zvc_backward_kernel(
     out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, n, plane, FMT: tl.constexpr, PACKED: tl.constexpr,
     WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
-
-    WIDE, WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
-    """
+    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout. WIDE,
+    WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8."""
     XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
     slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)

@@ -69,10 +69,8 @@ def store_words(ptr, words, flag):
 @triton.jit
 def fp10_words(ptr, start, place, planes, plane):
     """(pointer, shift) of the packed fp10 codes from start (int64) + place on: their words, and how far to the left a
-    code of these goes to end up as the word's first bits.
-
-    ptr: of the words; planes: where, counted as place is, the second and the third plane of ``plane`` words start.
-    """
+    code of these goes to end up as the word's first bits. ptr: of the words; planes: where, counted as place is, the
+    second and the third plane of ``plane`` words start."""
     if plane.dtype == tl.int64:
         which = (place >= planes[0]).to(tl.int32) + (place >= planes[1]).to(tl.int32)
         return ptr + (start + place - which * plane), 22 - which * 10
@@ -92,12 +90,10 @@ def fp10_pair(low, high, shift):
 
 @triton.jit
 def spread_program(PLANES: tl.constexpr):
-    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes.
-
-    Slots in order would read the array of words three times over, once a plane, each time from memory. Those a third
-    of all slots apart start about a plane apart, as near as the density is the same everywhere, and the cache has what
-    the others have read. The last program or two that are left over keep their place.
-    """
+    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes:
+    slots a third of all apart, which start about a plane apart where the density is the same everywhere, so that the
+    cache has what the others read. In order, each would come from memory three times. Programs left over keep their
+    place."""
     program = tl.program_id(0)
     if PLANES:
         third = tl.num_programs(0) // 3
@@ -107,10 +103,8 @@ def spread_program(PLANES: tl.constexpr):
 
 @triton.jit
 def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
-    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use.
-
-    WIDE: x_ptr is 16-byte aligned and left a multiple of 8.
-    """
+    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use. WIDE: x_ptr is 16-byte aligned
+    and left a multiple of 8."""
     words = ()
     for c in tl.static_range(CHUNKS):
         offs = tl.arange(0, LANES) * OCTET + c * CHUNK
@@ -151,9 +145,7 @@ def _halves_set(word, ASM: tl.constexpr):
 @triton.jit
 def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.constexpr, ASM: tl.constexpr):
     """Two words of a byte an item: 0 for -0.0 and its codes, 1 for all else, of the WORDS words from words[first] on.
-
-    fp10's codes lie 6 bits higher, over bits that are not defined.
-    """
+    fp10's codes lie 6 bits higher, over bits that are not defined."""
     flags = ()
     if WORDS == 2:
         for w in tl.static_range(first, first + 2):
@@ -249,9 +241,7 @@ def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr
 @triton.jit
 def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
     """The words to the elements (eight, or 16 bytes) from offs on of x_ptr (16-byte aligned), not past element left.
-
-    WHOLE: left is a multiple of as many elements.
-    """
+    WHOLE: left is a multiple of as many elements."""
     store_words(x_ptr + offs, words, offs + 4 * len(words) // XB <= left)
     if not WHOLE:
         _store_rest(x_ptr, words, offs, left, XB)

@@ -24,10 +24,8 @@ _UNSTAGE_8 = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 
 
 def pushes(words: int, item_bytes: int, columns: int = 0) -> str:
-    """PTX: the items of the words that are not 0 to shared memory from address $1 on, close together.
-
-    With columns, a distance in bytes, an item's column goes that far behind it; the first one's is the last operand.
-    """
+    """PTX: the items of the words that are not 0 to shared memory from address $1 on, close together. With columns, a
+    distance in bytes, an item's column goes that far behind it; the first one's is the last operand."""
     text = "{ .reg .pred p, q; .reg .b32 at, low, high, column; mov.b32 at, $1; "
     column = f"${2 + words}"
 
@@ -49,10 +47,8 @@ def pushes(words: int, item_bytes: int, columns: int = 0) -> str:
 
 
 def _pulls(words: int, kind: str, item_bytes: int) -> str:
-    """PTX: the words $0... of the items whose marks are set in the last operand, from the address before it on.
-
-    Items are loaded as ``kind``: a byte as ``s8`` becomes both bytes of a half, or all four of a word.
-    """
+    """PTX: the words $0... of the items whose marks are set in the last operand, from the address before it on. Items
+    are loaded as ``kind``: a byte as ``s8`` becomes both bytes of a half, or all four of a word."""
     address, marks = f"${words}", f"${words + 1}"
     text = f"{{ .reg .pred p; .reg .b32 at, bit, h<8>; mov.b32 at, {address}; "
     for item in range(8):
@@ -185,11 +181,9 @@ _BYTES_FROM = tl.constexpr(
 
 
 def _puts(words: int, item_bytes: int) -> str:
-    """PTX: eight items to their places of four rows of 256, from address $1 on.
-
-    Bytes, four to a word, of the items in order: columns $2 and $3, rows $4 and $5, and $6 and $7, odd where an item is
-    to be put. The items are those of the words after these; without words they are 0xFF.
-    """
+    """PTX: eight items to their places of four rows of 256, from address $1 on. Bytes, four to a word, of the items in
+    order: columns $2 and $3, rows $4 and $5, and $6 and $7, odd where an item is to be put. The items are those of the
+    words after these; without words they are 0xFF."""
     text = "{ .reg .pred p; .reg .b32 at, bit, item; mov.b32 item, 0xFF; "
     for i in range(8):
         half, byte = divmod(i, 4)

@@ -48,11 +48,9 @@ Ways = Callable[[Task, Hardware], tuple[Algorithm, ...]]
 
 @dataclass(frozen=True)
 class CostTable:
-    """What everything costs on one device.
-
-    ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
-    storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the algorithms of any task.
-    """
+    """What everything costs on one device. ``algorithms[task]`` holds at least one entry; the first is what PyTorch is
+    taken to run. ``densities`` are by storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the
+    algorithms of any task."""
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]

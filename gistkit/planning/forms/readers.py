@@ -68,11 +68,9 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
 
 
 def mask_carrier(relu: Call, reading: Reading) -> Call | None:
-    """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
-
-    A hook, a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a
-    hook on it that changes the gradient. Escaping storages are decided before.
-    """
+    """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants. A hook,
+    a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a hook on it
+    that changes the gradient. Escaping storages are decided before."""
     value = reading.graph.values[relu.results[0]]
     readers = reading.readers_after(relu, value.storage)
     pool = readers[0] if len(readers) == 1 and value.whole else None

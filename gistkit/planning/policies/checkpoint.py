@@ -33,11 +33,9 @@ class Cut(NamedTuple):
 def checkpoint(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, segments: int | None = None
 ) -> Plan:
-    """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes.
-
-    By default counts around sqrt(n) are tried and the one with the least peak is taken, as the paper's Algorithm 3
-    searches over budgets. More than the network can be cut into are as many as it can.
-    """
+    """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes. By default
+    counts around sqrt(n) are tried and the one with the least peak is taken, as the paper's Algorithm 3 searches over
+    budgets. More than the network can be cut into are as many as it can."""
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})

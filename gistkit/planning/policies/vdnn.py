@@ -71,10 +71,8 @@ vdnn_conv = partial(vdnn, offload=CONVS)
 
 
 def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
-    """vDNN_dyn within a budget (None: the device's memory).
-
-    ``details["phase"]`` ended the search. Where even phase 1 overflows, its plan has ``details["trainable"]`` False.
-    """
+    """vDNN_dyn within a budget (None: the device's memory). ``details["phase"]`` ended the search. Where even phase 1
+    overflows, its plan has ``details["trainable"]`` False."""
     limit_bytes = capacity(costs, budget_bytes)
     phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY)
     if plan.peak_bytes <= limit_bytes:
@@ -182,11 +180,9 @@ def _offload(block: Block, owner: Layer, during: Sequence[int]) -> Decision:
 
 
 def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current: int) -> int:
-    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10).
-
-    The nearest preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV
-    that is no hit, so that nothing comes back long before it is used. (The paper tests behind the loop.)
-    """
+    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10). The nearest
+    preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV that is no
+    hit, so that nothing comes back long before it is used. (The paper tests behind the loop.)"""
     for layer in range(current - 1, -1, -1):
         if layer in waiting:
             return layer
@@ -196,10 +192,8 @@ def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current:
 
 
 def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, int]:
-    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse.
-
-    A layer that nobody prefetched before its own backward begins is missing: its X is copied on demand.
-    """
+    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse. A layer
+    that nobody prefetched before its own backward begins is missing: its X is copied on demand."""
     waiting, fetched_during = set(offloaded), {}
     for current in range(len(kinds) - 1, -1, -1):
         hit = find_prefetch_layer(kinds, waiting, current)

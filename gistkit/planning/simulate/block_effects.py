@@ -46,11 +46,9 @@ and with its packed items out of a lane (gistkit.runtime.offload)."""
 def block_effects(
     graph: SavedGraph, costs: CostTable, decision: Decision | None, block: Block, context: Context
 ) -> Effects:
-    """The effects of one block's decision, None for none. All blocks' effects add up to the step's.
-
-    ``context`` is the rest of the plan (:meth:`Context.of`). Raises PlanError, which names the storage, for a decision
-    that makes no sense: gone before its last forward use, back after its first, values of a form without, no link.
-    """
+    """The effects of one block's decision, None for none. All blocks' effects add up to the step's. ``context`` is the
+    rest of the plan (:meth:`Context.of`). Raises PlanError, which names the storage, for a decision that makes no
+    sense: gone before its last forward use, back after its first, values of a form without, no link."""
     if decision is None:
         return _dense(block, context)
     if decision.form.returns == STAY and not decision.on_host and not decision.mask:

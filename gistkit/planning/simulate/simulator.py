@@ -71,10 +71,8 @@ class Simulator(Composer):
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
-    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans.
-
-    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense.
-    """
+    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans. Raises
+    PlanError (a ValueError) for a graph without tasks and for decisions that make no sense."""
     return Simulator(graph, costs).run(plan, reserve=reserve)
 
 

@@ -17,11 +17,9 @@ PINNED_SLOTS = 64
 
 
 class PinnedCounts:
-    """Counts of one CUDA stream through pinned int64 slots, with an event each.
-
-    A slot whose ticket was dropped early is free at once: what the stream writes there for the next owner comes after
-    what it still has to write for the last one, and the next owner's event after both.
-    """
+    """Counts of one CUDA stream through pinned int64 slots, with an event each. A slot whose ticket was dropped early
+    is free at once: what the stream writes there for the next owner comes after what it still has to write for the last
+    one, and the next owner's event after both."""
 
     def __init__(self) -> None:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []

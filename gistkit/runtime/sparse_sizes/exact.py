@@ -33,10 +33,8 @@ BY_COUNT = "how codes of {} are packed depends on their number"
 
 class Counting(NamedTuple):
     """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
-
     ``spilled``: the bytes beyond the forecast of so many stored elements. ``number``: how many encodings began before
-    it. ``why``: why it holds a scratch (empty: it was packed within a forecast).
-    """
+    it. ``why``: why it holds a scratch (empty: it was packed within a forecast)."""
 
     encoded: weakref.ref[Encoded]
     form: Sparse

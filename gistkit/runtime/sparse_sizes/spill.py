@@ -41,11 +41,9 @@ def most_bytes(device: torch.device, held_bytes: int) -> int:
 
 
 class Spill:
-    """Host memory for one engine's encodings; safe to use from several threads.
-
-    ``make`` gives memory that a device can write to (raising RuntimeError where there is none), ``limit`` the most
-    bytes of it for a device and the bytes held already: a test's own, where there is no device.
-    """
+    """Host memory for one engine's encodings; safe to use from several threads. ``make`` gives memory that a device can
+    write to (raising RuntimeError where there is none), ``limit`` the most bytes of it for a device and the bytes held
+    already: a test's own, where there is no device."""
 
     def __init__(
         self,

@@ -139,10 +139,8 @@ class Reader:
 
 class Shape:
     """Stands for a tensor whose values backward never reads, a pool's input: a tensor of its geometry without memory.
-
     PyTorch's pools bring it into the memory format that its strides suggest, where it is not in it; a copy would read
-    what is not there. So the strides are those of that format, which is all that they know of them.
-    """
+    what is not there. So the strides are those of that format, which is all that they know of them."""
 
     nbytes = 0
 

@@ -109,11 +109,9 @@ def next_size(part: Part, memory_bytes: int) -> int:
 
 
 def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> Part:
-    """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts.
-
-    Where b comes back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2)
-    gives way to the next smaller one that does, and where none does to the whole batch.
-    """
+    """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts. Where b comes
+    back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2) gives way to the
+    next smaller one that does, and where none does to the whole batch."""
     tried: list[int] = []
     parts = 1
     while parts not in tried:
