@@ -44,11 +44,9 @@ def step_on(
     which: Hardware | str | Path | None = None,
 ) -> tuple[SavedGraph, Hardware]:
     """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
-
-    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`) and the
-    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
-    Raises TypeError, ValueError and CaptureError in the name of ``caller``.
-    """
+    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`), the
+    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``. Raises TypeError, ValueError and CaptureError in
+    the name of ``caller``."""
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
@@ -135,13 +133,11 @@ def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, 
 def hardware_of(
     caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
 ) -> Hardware:
-    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
-
-    A CUDA card has the rates of its last calibration on this machine (``gistkit calibrate``), else those of its preset;
-    a card without either is measured at the first call (a few seconds). None is planned at another card's rates.
-    ``Plan.hardware`` names it, ``Plan.prediction.rates`` says where its rates are from. Raises ValueError for what is
-    on the meta device or on one without a preset, as no device is meant then, and for a card that cannot be measured.
-    """
+    """The given hardware, or that of the device that the model (without parameters: the batch) is on. A CUDA card has
+    the rates of its last calibration here (``gistkit calibrate``), else those of its preset, else it is measured at the
+    first call (a few seconds); none is planned at another card's. ``Plan.hardware`` names it, ``Plan.prediction.rates``
+    says where its rates are from. Raises ValueError for what is on the meta device or on one without a preset, as no
+    device is meant then, and for a card that cannot be measured."""
     if which is not None:
         return find_hardware(which)
     device = all_tensors(model, batch)[0].device

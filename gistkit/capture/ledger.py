@@ -156,13 +156,11 @@ class Packed:
 
 @dataclass
 class OpenCall:
-    """One call of the running forward.
-
-    ``number`` counts calls as they come; a hidden function's is ``("node", sequence number)``. ``lo`` <= x < ``hi`` are
-    the sequence numbers of its autograd nodes. ``reads`` and ``writes`` are ordered sets of storages. ``versions``
-    holds its operands until it returns. ``split``: whether gistkit's own takes its backward in two halves.
-    ``packed``: storage, dtype and shape of each of its packs, which do not live as long.
-    """
+    """One call of the running forward. ``number`` counts calls as they come; a hidden function's is
+    ``("node", sequence number)``. ``lo`` <= x < ``hi`` are the sequence numbers of its autograd nodes. ``reads`` and
+    ``writes`` are ordered sets of storages. ``versions`` holds its operands until it returns. ``split``: whether
+    gistkit's own takes its backward in two halves. ``packed``: storage, dtype and shape of each of its packs, which do
+    not live as long."""
 
     number: int | tuple[str, int]
     op: str
@@ -184,12 +182,9 @@ class OpenCall:
 
 @dataclass
 class Notes:
-    """One forward as it was seen.
-
-    ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number).
-    ``holds`` (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by
-    provisional one) are there once the graph is assembled.
-    """
+    """One forward as it was seen. ``loose`` are packs made outside of any call, ``by_node`` the value behind each
+    (sequence number, output number). ``holds`` (the call that saved, the sequence number of the node that holds, what)
+    and ``index`` (final number by provisional one) are there once the graph is assembled."""
 
     source: str
     ledger: Ledger = field(default_factory=Ledger)

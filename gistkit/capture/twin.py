@@ -27,15 +27,11 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Fakes(FakeTensorMode):
-    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do.
-
-    A norm of narrow maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, where
-    PyTorch's fake ones are of the maps' dtype, and a group norm's gradient is as narrow as its input. Where the CPU's
-    operators will run (``on_cpu``) no gradient is made of a batch norm's input that needs none; cuDNN makes it anyway.
-
-    The cache of what operators return gives a recurrent layer's two bias gradients, which are one tensor, a storage
-    each: the second capture would have other tasks than the first. So models with such layers go without.
-    """
+    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do. A norm of narrow
+    maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, and a group norm's gradient
+    is as narrow as its input. Where the CPU's operators will run (``on_cpu``) no gradient is made of a batch norm's
+    input that needs none; cuDNN makes it anyway. The cache of what operators return gives a recurrent layer's two bias
+    gradients, one tensor, a storage each, and so a second capture other tasks: models with such layers go without."""
 
     def __init__(self, model: torch.nn.Module, on_cpu: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)

@@ -68,12 +68,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class CallChoice:
-    """How one covered call runs.
-
-    ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
-    that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its algorithms by itself
-    (:mod:`gistkit.planning.cost.algorithms`).
-    """
+    """How one covered call runs. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool
+    behind it carries its mask; and that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its
+    algorithms by itself (:mod:`gistkit.planning.cost.algorithms`)."""
 
     covered: int
     op: str

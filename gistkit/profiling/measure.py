@@ -71,12 +71,10 @@ class Measured:
 
 def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> StepTimes:
     """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
-
-    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
-    scaled by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs.
-    Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
-    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
-    """
+    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is scaled
+    by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs. Synchronises.
+    Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
+    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises."""
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
     parts = _first_parts(graph, hardware)
     while True:
@@ -166,14 +164,12 @@ def all_tensors(*items: Any) -> list[torch.Tensor]:
 
 
 def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
-    """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, for
-    ``cost_table``, with the workspace of convolutions and the seconds of the whole step.
-
-    Runs ``repeats`` steps after two that nobody watches, of which the faster one counts, on a deep copy of the model in
-    plain PyTorch, on its device; each task's least time counts. A convolution's two gradients are taken one after the
-    other, as the runtime takes them; a linear's two tasks get half of its backward's time each. Tasks of no call that
-    this step does not have are left out. Synchronises; on CUDA the allocator's peak statistics begin anew.
-    """
+    """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, with the
+    workspace of convolutions and the seconds of the whole step. Runs ``repeats`` steps after two that nobody watches,
+    of which the faster one counts, on a deep copy of the model in plain PyTorch; each task's least time counts. A
+    convolution's two gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half
+    of its backward's time each. Tasks of no call that this step does not have are left out. Synchronises; on CUDA the
+    allocator's peak statistics begin anew."""
     best: dict[int, float] = {}
     workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():

@@ -35,12 +35,10 @@ Key = tuple[str, int | None, str]
 
 @dataclass
 class Seen:
-    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``.
-
-    One that stands for a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of
-    ``unpacked``, to ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its
-    cache to hold while the context is open.
-    """
+    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``. One that stands for
+    a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of ``unpacked``, to
+    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold while
+    the context is open."""
 
     id: int
     ref: StorageWeakRef
@@ -55,12 +53,10 @@ class Seen:
 
 @dataclass
 class Span:
-    """Operators that ran one after the other for one forward call or one backward node.
-
-    ``key``: (phase, provisional call number or node sequence number, node name). ``sources``: what it made, by what
-    that was made of. ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked
-    for it. ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too.
-    """
+    """Operators that ran one after the other for one forward call or one backward node. ``key``: (phase, provisional
+    call number or node sequence number, node name). ``sources``: what it made, by what that was made of.
+    ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked for it.
+    ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too."""
 
     key: Key
     ops: list[str] = field(default_factory=list)

@@ -66,15 +66,11 @@ def launch_here(
     kernel: Any, programs: int, device: int, num_warps: int, args: tuple, constexprs: dict[str, Any]
 ) -> list:
     """Run kernel on the current device ``device``; what is known of launches of its kind, as :func:`_compiled` has it.
-
-    At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
-    to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
-    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
-    It gets addresses as numbers, about which the driver need not be asked; the caller's tensors live on.
-
-    A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides its address, every
-    integer itself, any other argument's type.
-    """
+    At every launch Triton binds and specialises the arguments and looks the compiled kernel up: 20 to 30 us of the
+    host's time, several times that of the launch itself. So what a kind's first launch has compiled is called directly
+    afterwards, as compiled PyTorch calls it, with addresses as numbers (the caller's tensors live on); Triton's launch
+    hooks do not see it. A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides
+    its address, every integer itself, any other argument's type."""
     kinds: list[Any] = []
     values: list[Any] = []
     odd = 0

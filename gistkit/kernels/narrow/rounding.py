@@ -86,12 +86,10 @@ def to_code(x, FMT: tl.constexpr):
 
 @triton.jit
 def to_scaled_code(x, factor, FMT: tl.constexpr):
-    """int32 codes (0 <= code < 2**bits) of x * factor (fp32, a normal power of two), subnormals kept.
-
-    See :func:`encoding_factor`. Rounded by one fused addition: with E the power of two at or below the value, or the
-    format's least normal, value + E * 2**(23 - M) is rounded to the grid there, E * 2**-M, and counts its steps in the
-    low bits of its pattern; E's own exponent, added above them, makes the code.
-    """
+    """int32 codes (0 <= code < 2**bits) of x * factor (fp32, a normal power of two; :func:`encoding_factor`),
+    subnormals kept. One fused addition rounds: with E the power of two at or below the value, or the format's least
+    normal, value + E * 2**(23 - M) is on the grid there, E * 2**-M, and counts its steps in the low bits of its
+    pattern; E's own exponent, added above them, makes the code."""
     M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
     LARGEST: tl.constexpr = 448.0 if FMT == "fp8" else (63488.0 if FMT == "fp10" else 65504.0)

@@ -230,14 +230,11 @@ def bn_rebuild(
     x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
     other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
-
-    x, other, out: fp32/bf16/fp16 of one dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std,
-    fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for
-    channels_last.
-    ``other_norm`` is empty where other is added as it is. Does not synchronise but for asking once about -0.0
-    (:mod:`gistkit.kernels.signed_zero`).
-    """
+    """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say. x, other, out: fp32/bf16/fp16 of one
+    dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std, fp32[C], weight and bias, fp32, bf16 or
+    fp16 [C]. ``plane``: elements of one channel that lie together, 1 for channels_last. ``other_norm`` is empty where
+    other is added as it is. Does not synchronise but for asking once about -0.0
+    (:mod:`gistkit.kernels.signed_zero`)."""
     n = x.numel()
     if not n:
         return

@@ -147,11 +147,9 @@ def _check_number(field: str, value: object, positive: bool, limit: float) -> No
 
 
 class Card(NamedTuple):
-    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole.
-
-    ``memory_gb`` and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in
-    1e12 dense operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16.
-    """
+    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole. ``memory_gb``
+    and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in 1e12 dense
+    operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16."""
 
     preset: str
     device: str

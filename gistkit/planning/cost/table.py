@@ -166,13 +166,11 @@ def cost_table(
     workspace_bytes: Mapping[int, int] | None = None,
     ways: Ways = task_algorithms,
 ) -> CostTable:
-    """The costs of a captured step (``capture(..., backward=True)``) on a device.
-
-    ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
-    zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
-    the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no
-    other algorithm then. ``ways``: as in :class:`CostTable`. Raises ValueError for densities of unknown storages.
-    """
+    """The costs of a captured step (``capture(..., backward=True)``) on a device. ``density`` None: as recorded, else
+    as the operators lead us to expect; a number: of every storage that may hold zeros; a mapping: by storage, the
+    others as with None. ``measured_s`` are seconds by task, of its default algorithm; the others keep their ratio to
+    it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no other algorithm then. ``ways``: as
+    in :class:`CostTable`. Raises ValueError for densities of unknown storages."""
     unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
     if unknown:
         raise ValueError(

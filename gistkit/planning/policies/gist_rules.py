@@ -59,13 +59,10 @@ def gist(
     rebuild: bool = True,
     sparse: bool = True,
 ) -> Plan:
-    """The Gist policy's plan for one step.
-
-    ``lossy`` names the format of delayed precision reduction, for all or by storage id; None plans bit-exact moves
-    only. ``densities`` maps storage ids to measured shares of non-zero elements; unmeasured storages are planned by
-    what their producers suggest. ``rebuild`` False leaves rebuilding out, as the paper does, and ``sparse``
-    False sparse forms. Raises ValueError for an unknown format.
-    """
+    """The Gist policy's plan for one step. ``lossy`` names the format of delayed precision reduction, for all or by
+    storage id; None plans bit-exact moves only. ``densities`` maps storage ids to measured shares of non-zero elements;
+    unmeasured storages are planned by what their producers suggest. ``rebuild`` False leaves rebuilding out, as the
+    paper does, and ``sparse`` False sparse forms. Raises ValueError for an unknown format."""
     check_lossy(lossy)
     planner = Planner(graph, lossy, densities, rebuild=rebuild, sparse=sparse)
     decisions = tuple(d for d in (planner.decide(s.id) for s in graph.kept()) if d is not None)

@@ -106,12 +106,10 @@ def vdnn_plus(
     reserve: int = 0,
     batch_norm: bool = False,
 ) -> Plan:
-    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
-
-    As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
-    ``details["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
-    ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
-    """
+    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free. As
+    with vDNN, a network that does not fit one sample at a time gets the last plan tried, ``details["trainable"]``
+    False; below moDNN's lower bound, vDNN's too, a BudgetError is raised. ``fidelity`` "bitwise" allows no sub-batches,
+    ``batch_norm`` accepts them for batch norms, as in moDNN."""
     memory_bytes, batch = capacity(costs, budget_bytes), max(graph.batch, 1)
     words = {"fidelity": fidelity, "reserve": reserve}
     first = choose_sub_batch(graph, costs, memory_bytes, batch_norm=batch_norm, **words)[0].parts

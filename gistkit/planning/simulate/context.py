@@ -20,13 +20,11 @@ LAG = 4
 
 @dataclass(frozen=True)
 class Context:
-    """What one block's effects read of the plan around it.
-
-    ``plain``: the operators are PyTorch's own, or a library's. ``also``: tasks, by block, at which a rebuild or a rerun
-    needs its values. ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task
-    at which its segment runs anew. ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment
-    alone, which counts it. ``least``: the least memory that any set of encodings may take.
-    """
+    """What one block's effects read of the plan around it. ``plain``: the operators are PyTorch's own, or a library's.
+    ``also``: tasks, by block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a
+    sparse encoding, in order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``:
+    tasks, by block, before which it is decoded for a segment alone, which counts it. ``least``: the least memory that
+    any set of encodings may take."""
 
     index: StepIndex
     plain: bool = False

@@ -28,12 +28,10 @@ class Interval(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A storage's payload on the link, direction ``d2h`` or ``h2d``.
-
-    A ``d2h`` may start once task ``issue`` has started (so it overlaps the last forward reader itself, vDNN section
-    III-A), an ``h2d`` is issued when task ``issue`` starts; either is done before task ``due`` begins. Where both are
-    the same task, the transfer is issued when the task before it ends.
-    """
+    """A storage's payload on the link, direction ``d2h`` or ``h2d``. A ``d2h`` may start once task ``issue`` has
+    started (so it overlaps the last forward reader itself, vDNN section III-A), an ``h2d`` is issued when task
+    ``issue`` starts; either is done before task ``due`` begins. Where both are the same task, the transfer is issued
+    when the task before it ends."""
 
     storage: int
     nbytes: int

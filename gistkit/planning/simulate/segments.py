@@ -43,12 +43,10 @@ def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], De
 @dataclass(frozen=True)
 class Segment:
     """``blocks`` come back from the storages ``sources`` before task ``start``, by forward ``tasks`` from ``needs``.
-
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
-    of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
-    reads the shape only, so they are gone again when the rerun ends.
-    """
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those of
+    ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward reads
+    the shape only, so they are gone again when the rerun ends."""
 
     sources: tuple[int, ...]
     start: int

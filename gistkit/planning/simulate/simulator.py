@@ -23,13 +23,10 @@ from gistkit.planning.simulate.intervals import Interval, delays, load_of
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a step holds and takes.
-
-    ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
-    ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting for link and host with
-    what transfers slow (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and
-    ``start_s``, by task, those of one.
-    """
+    """What a step holds and takes. ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first
+    reached at ``peak_task``. ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting
+    for link and host with what transfers slow (``stall_s``). Seconds and bytes on the link are those of all
+    sub-batches; ``memory_bytes`` and ``start_s``, by task, those of one."""
 
     peak_bytes: int
     peak_task: int

@@ -49,18 +49,15 @@ class DenseStorage(NamedTuple):
 
 @dataclass
 class ForwardState:
-    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
-
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget; ``journey``: what goes to the host, if the
-    plan sends anything there. ``forecasts``: what earlier steps say of the storages' densities. ``calls`` is the
-    number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
-    program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
-    norms that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``:
-    by planned storage the backward node that made it, for recipes.
-
-    For the report: ``densities`` measured and ``notes``, by planned storage; ``dense``: what stays as it is, by the
-    address of its storage; ``own``: (covered call, op, hold) of what a node keeps besides storages: masks, maps.
-    """
+    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything. ``strict``: the
+    plan is the caller's; ``bound``: and promises a budget; ``journey``: what goes to the host, if the plan sends
+    anything there. ``forecasts``: what earlier steps say of the storages' densities. ``calls`` is the number of the
+    covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the program's);
+    ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch norms that ran
+    under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by planned
+    storage the backward node that made it, for recipes. For the report: ``densities`` measured and ``notes``, by
+    planned storage; ``dense``: what stays as it is, by the address of its storage; ``own``: (covered call, op, hold) of
+    what a node keeps besides storages: masks, maps."""
 
     settings: Settings
     packer: ExactPacker

@@ -80,17 +80,14 @@ OWN_MAPS = ("max_pool2d", "dropout")
 
 
 class Program:
-    """One plan over one graph, indexed by the running number of the covered call.
-
-    ``given``: the plan is the caller's. What it leaves open is kept as it is then, as its predictions have it.
-    ``decisions``: by storage; ``passing``: storages that are saved for nodes which go at once, and for no other;
-    ``sources``: storages from whose values something is rebuilt. ``is_stale``: a backward has shown that the model goes
-    another way than it was captured. By covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs
-    (:mod:`gistkit.runtime.calls`) once specialised; ``checked``, the kind in which it was seen to be the planned one.
-
-    ``gaps``: by (covered calls so far, dtype, shape) the decisions for what uncovered ops save, one for each storage,
-    in the order of the saves; ``within``: the same for what PyTorch's own op saves in place of a covered call.
-    """
+    """One plan over one graph, indexed by the running number of the covered call. ``given``: the plan is the caller's.
+    What it leaves open is kept as it is then, as its predictions have it. ``decisions``: by storage; ``passing``:
+    storages that are saved for nodes which go at once, and for no other; ``sources``: storages from whose values
+    something is rebuilt. ``is_stale``: a backward has shown that the model goes another way than it was captured. By
+    covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs (:mod:`gistkit.runtime.calls`) once
+    specialised; ``checked``, the kind in which it was seen to be the planned one. ``gaps``: by (covered calls so far,
+    dtype, shape) the decisions for what uncovered ops save, one for each storage, in the order of the saves;
+    ``within``: the same for what PyTorch's own op saves in place of a covered call."""
 
     def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
         self.graph, self.plan, self._given, self.is_stale = graph, plan, given, False

@@ -48,11 +48,9 @@ class Operand:
 @dataclass
 class RecordedCall:
     """One call written down. ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`.
-
     ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites; ``packs``:
     storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes of its
-    tensors, with the tensor's number and their dtype. ``random``: states before it where it drew random numbers.
-    """
+    tensors, with the tensor's number and their dtype. ``random``: states before it where it drew random numbers."""
 
     number: int
     name: str

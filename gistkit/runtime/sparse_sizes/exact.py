@@ -61,12 +61,10 @@ class Counting(NamedTuple):
 
 
 class ExactPacker:
-    """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads.
-
-    ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
-    then. ``spill``: host memory for encodings within a forecast, of which there are none without it. ``transport``
-    makes a stream's way for counts; without it CUDA counts go through pinned memory and CPU tensors are packed at once.
-    """
+    """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads. ``lag``:
+    after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it then.
+    ``spill``: host memory for encodings within a forecast, of which there are none without it. ``transport`` makes a
+    stream's way for counts; without it CUDA counts go through pinned memory and CPU tensors are packed at once."""
 
     def __init__(
         self,
@@ -104,13 +102,11 @@ class ExactPacker:
         forecast: Forecast | None = None,
         most_bytes: float = math.inf,
     ) -> Encoded | None:
-        """The encoding of x, pending where its size is not known yet; None where it would take more than
-        ``most_bytes`` by its forecast, and while a CUDA graph is captured.
-
-        First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
-        ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
-        the count has arrived. Raises what :meth:`Codec.encode` raises.
-        """
+        """The encoding of x, pending where its size is not known yet; None where it would take more than ``most_bytes``
+        by its forecast, and while a CUDA graph is captured. First settles what is due, so that a new scratch can take
+        the place of an old one. Waits for the device only if ``bounded``, and not for what is encoded within a
+        ``forecast``, which is told the share of elements stored when the count has arrived. Raises what
+        :meth:`Codec.encode` raises."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
         if capturing():

@@ -92,13 +92,11 @@ def modnn(
     reserve: int = 0,
     batch_norm: bool = False,
 ) -> Plan:
-    """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
-
-    ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a
-    network whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own
-    clock are in ``details``. ``lower_bound_bytes`` is the least budget for the allowed class of moves. Raises
-    BudgetError below that, with the least of each class; ValueError for another word or a graph without tasks.
-    """
+    """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free. ``fidelity``
+    "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a network
+    whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own clock are
+    in ``details``. ``lower_bound_bytes`` is the least budget for the allowed class of moves. Raises BudgetError below
+    that, with the least of each class; ValueError for another word or a graph without tasks."""
     memory_bytes = capacity(costs, budget_bytes)
     part, least = choose_sub_batch(
         graph, costs, memory_bytes, fidelity=fidelity, reserve=reserve, batch_norm=batch_norm

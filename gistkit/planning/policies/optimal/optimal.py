@@ -48,15 +48,12 @@ def optimal(
     batch_norm: bool = False,
     time_limit_s: float | None = None,
 ) -> Plan:
-    """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
-
-    ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
-    sub-batches for a network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice
-    of algorithms. After about ``time_limit_s`` seconds (None: by the size of the
-    step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is offered takes
-    less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for
-    an unknown class or format or a graph without tasks.
-    """
+    """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free. ``fidelity``
+    and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts sub-batches for a
+    network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice of algorithms.
+    After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap``
+    is (step - floor) / step: no choice of what is offered takes less than the floor. Raises BudgetError, with the least
+    peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks."""
     allowed = Allowed(fidelity, lossy, batch_norm)
     limit_s = _limit(graph, time_limit_s)
     room_bytes = None if budget_bytes is None else budget_bytes - reserve
@@ -89,11 +86,9 @@ def minimise_peak(
     time_limit_s: float | None = None,
 ) -> Plan:
     """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
-    ``peak_bytes`` where it refuses a budget under the same time limit.
-
-    ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
-    both are equal there is no smaller peak. ``gap`` is None.
-    """
+    ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
+    ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
+    ``gap`` is None."""
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)
