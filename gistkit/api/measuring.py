@@ -1,8 +1,6 @@
-"""measure: the seconds of every task of a plain training step where it runs, and where `plan` and `profile` get them.
-
-vDNN (section III-C) and moDNN (section IV-A) profile a step before they plan. The times go into a plan at once
-(``gistkit.plan(model, batch, measure=True)``) or through a file that the caller names.
-"""
+"""measure: the seconds of every task of a plain training step where it runs, for a plan at once
+(``gistkit.plan(model, batch, measure=True)``) or through a file that the caller names (vDNN, section III-C; moDNN,
+IV-A)."""
 
 from __future__ import annotations
 

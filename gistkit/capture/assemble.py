@@ -1,8 +1,6 @@
 """From a recorder's notes and the autograd graph to a SavedGraph: names of nodes and fields, hidden functions, escapes.
-
-A custom ``autograd.Function`` does not pass through the function mode. Its backward node has a sequence number that
-belongs to no recorded call. Such a node becomes a call of its own, which reads the results that its edges lead to.
-"""
+A custom ``autograd.Function`` does not pass through the function mode: its backward node, whose sequence number belongs
+to no call, becomes a call of its own, which reads the results that its edges lead to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered as they appear.
-
-Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
-memory is held back while a real step is recorded.
-"""
+"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered as they appear. A
+storage is known by its StorageImpl's address, which a weak reference keeps from being used again; no memory is held
+back."""
 
 from __future__ import annotations
 

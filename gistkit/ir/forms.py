@@ -1,7 +1,5 @@
-"""Forms: how a storage spends the time between its two uses. One row a form, pure data; a table is in docs/concepts.md.
-
-No other module compares names of forms. :mod:`gistkit.codecs` has encoder and decoder of every form with a payload.
-"""
+"""Forms: how a storage spends the time between its two uses. One row a form, pure data (docs/concepts.md has a table);
+no other module compares their names. :mod:`gistkit.codecs` has encoder and decoder of every form with a payload."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """What it takes to bring a storage back: the recipe of a rebuild (:class:`gistkit.ir.plan.Decision`), a rerun of the
-forward, and the scratch memory of verifying under a budget that it came back bit for bit.
-
-The runtime compares in parts (:mod:`gistkit.runtime.stash.verify`), so that the first step of a shape, in which
-everything is verified, stays within the plan's peak as well.
-"""
+forward, and the scratch memory of verifying it under a budget, in parts (:mod:`gistkit.runtime.stash.verify`), so that
+the first step of a shape stays within the plan's peak as well."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The contract of a plan: written when a step is planned, compared with the forward that is about to run.
-
-:class:`gistkit.ir.Contract` says what it holds. Sizes may differ, for a last batch; an empty one has another graph.
-"""
+"""The contract of a plan (:class:`gistkit.ir.Contract`): written when a step is planned, compared with the forward that
+is about to run. Sizes may differ, for a last batch; an empty one has another graph."""
 
 from __future__ import annotations
 

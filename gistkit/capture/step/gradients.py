@@ -1,9 +1,7 @@
-"""Which tensors made in backward are gradients of weights and biases. They are made first where the backward of a
-convolution or linear is taken in two halves, and they are whole in every sub-batch and batch slice.
-
-A parameter's ``.grad`` tells some. It does not where the parameter gets a copy in a layout of its own, and where the
-weight is computed in the step: a narrow copy of autocast's, a standardised or re-parametrised one.
-"""
+"""Which tensors made in backward are gradients of weights and biases: made first where the backward of a convolution or
+linear is taken in two halves, and whole in every sub-batch. A parameter's ``.grad`` does not tell where the parameter
+gets a copy in a layout of its own, or where the weight is computed in the step: autocast's narrow copy, a standardised
+or re-parametrised one."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward.
-
-Saved tensors are held by light stand-ins (``Recorder(light=True)``), so a storage is seen to die where it would if
-backward kept nothing of it, and what backward makes is seen to live as long as it really does. What runs between two
-changes of the forward call or the backward node is one *span*; :mod:`gistkit.capture.step.tasks` makes tasks of spans.
-"""
+"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward. Light stand-ins
+hold saved tensors (``Recorder(light=True)``), so a storage dies where it would if backward kept nothing of it, and what
+backward makes lives as long as it really does. What runs between two changes of the forward call or the backward node
+is one *span*, of which :mod:`gistkit.capture.step.tasks` makes tasks."""
 
 from __future__ import annotations
 

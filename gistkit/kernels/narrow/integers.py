@@ -1,8 +1,6 @@
-"""Integers of 4 or 2 bits under a lower end and a step per block of 256 elements, rounded at random.
-
-Arithmetic, random numbers and layout are those of :mod:`gistkit.kernels.reference.integers`, to the bit. A program has
-whole blocks, a row of its tiles each, and four tiles of 64 elements a row: what a unit holds lies in one lane.
-"""
+"""Integers of 4 or 2 bits under a lower end and a step per block of 256 elements, rounded at random: to the bit those
+of :mod:`gistkit.kernels.reference.integers`. A program has whole blocks, a row of its tiles each, and four tiles of 64
+elements a row: what a unit holds lies in one lane."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Device helpers between fp32, bf16, fp16 and the narrow codes, by integer arithmetic on bit patterns.
-
-Integers because they give the same bits on every GPU and in Triton's interpreter, whose own bf16 and float8 casts lose
-subnormals and roundings. Rules and error bounds: :mod:`gistkit.kernels.reference.narrow`.
-"""
+"""Device helpers between fp32, bf16, fp16 and the narrow codes (rules: :mod:`gistkit.kernels.reference.narrow`), by
+integer arithmetic on bit patterns: the same on every GPU and in Triton's interpreter, whose own bf16 and float8 casts
+lose subnormals and roundings."""
 
 import triton
 import triton.language as tl

@@ -1,8 +1,6 @@
-"""Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors.
-
-Bit j of byte i belongs to element 8i+j, bits past the last element are 0: numpy's packbits. All work in blocks of BLOCK
-elements, so that temporaries stay in cache.
-"""
+"""Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors, in blocks of BLOCK elements, so that
+temporaries stay in cache. Bit j of byte i belongs to element 8i+j, bits past the last element are 0: numpy's
+packbits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.sparse.spill), and all close together.
-
-Ends never fall, so the groups in the arrays come first: they have the first ``cut`` items of all, the spill the rest.
-"""
+"""Oracle of packed arrays with a spill (gistkit.kernels.sparse.spill): which items lie where, and all close together.
+Ends never fall, so the arrays have the first ``cut`` items of all, whole groups, and the spill the rest."""
 
 from __future__ import annotations
 

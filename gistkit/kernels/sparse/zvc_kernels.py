@@ -2,10 +2,7 @@
 
 Values go close together in shared memory between x and the array of values: both are read and written 16 bytes a lane,
 and a narrow format converts whole words of stored elements only. x and values are bit patterns (int32, int16), but for
-the x that a narrow format is decoded to.
-
-ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
-"""
+the x that a narrow format is decoded to. ReLU's backward goes the decoder's way with a byte a value."""
 
 import triton
 import triton.language as tl

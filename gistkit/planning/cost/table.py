@@ -1,9 +1,6 @@
-"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data.
-
-Seconds of a task are those of the roofline: the larger of operations / rate and traffic / bandwidth, at least one
-launch (vDNN and moDNN profile instead: give ``measured_s``). Seconds of codecs come from a measured table
-(:mod:`gistkit.planning.cost.codec_costs`).
-"""
+"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data. A task's
+seconds are the roofline's, the larger of operations / rate and traffic / bandwidth, at least a launch, or measured ones
+(``measured_s``); a codec's come from a measured table (:mod:`gistkit.planning.cost.codec_costs`)."""
 
 from __future__ import annotations
 

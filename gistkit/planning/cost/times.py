@@ -1,8 +1,6 @@
-"""StepTimes: the seconds of every task of one step as they were measured on one device. Pure data, JSON both ways.
-
-They take the place of the roofline in :func:`gistkit.planning.cost.table.cost_table`: vDNN (section III-C) and moDNN
-(section IV-A) profile a step before they plan it. A file of them is for one step, known by its fingerprint.
-"""
+"""StepTimes: the seconds of every task of one step as measured on one device, in place of the roofline's in
+:func:`gistkit.planning.cost.table.cost_table` (vDNN, section III-C; moDNN, IV-A). Pure data, JSON both ways; a file of
+them is for one step, known by its fingerprint."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Which forms the storages of a step may take. One judge answers for everybody.
-
-Gist takes the smallest allowed form (:mod:`gistkit.planning.policies.gist_rules`), `optimal` chooses among all of them
-(:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
-(:func:`check_decisions`). The judge does not weigh what a form saves. Which calls a rerun may repeat:
-:mod:`gistkit.planning.forms.recompute`.
-"""
+"""Which forms the storages of a step may take. One judge answers for everybody: Gist's rules take the smallest allowed
+form (:mod:`gistkit.planning.policies.gist_rules`), `optimal` chooses among all (:mod:`gistkit.planning.forms.options`),
+a plan from a file is compared before anything runs (:func:`check_decisions`). The judge does not weigh what a form
+saves. Which calls a rerun may repeat: :mod:`gistkit.planning.forms.recompute`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""What may be done with each storage of a step: the decisions among which `optimal` chooses.
-
-They are those of the judge, exact ones and the narrow form that the caller names, zvc and csr where zeros are expected.
-Over the link (raw, packed or coded bytes) a storage may leave at once or as late as the link needs, and come back at
-its use or early enough that the compute in between hides the transfer, with some room.
-"""
+"""What may be done with each storage of a step: the decisions among which `optimal` chooses. They are the judge's:
+exact ones, the narrow form that the caller names, zvc and csr where zeros are expected. Over the link (raw, packed or
+coded bytes) a storage may leave at once or as late as the link needs, and come back at its use or so early that the
+compute in between hides the transfer, with some room."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from.
-
-A segment is all decisions with equal sources (:mod:`gistkit.planning.simulate.segments`).
-"""
+"""Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from. A segment
+is all decisions with equal sources (:mod:`gistkit.planning.simulate.segments`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
-
-Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
-(docs/planner.md, "The simulator"). ``Composer`` takes a graph apart once and then puts together one plan after the
-other; it remembers what every (block, decision) did.
-"""
+"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers. Memory during a task
+is the sum of the intervals that hold it: it follows from the plan alone, not from the clock. ``Composer`` takes a graph
+apart once for many plans, and remembers what every (block, decision) did."""
 
 from __future__ import annotations
 

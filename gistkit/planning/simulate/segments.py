@@ -1,8 +1,6 @@
-"""Segments that run anew in backward (checkpoints): which tasks, when, and what the rerun holds while it runs.
-
-Chen et al.'s checkpointing: what a segment keeps is dropped, and at its first use in backward its forward runs anew
-from ``sources``. Decisions with equal ``sources`` are one segment.
-"""
+"""Segments that run anew in backward (Chen et al.'s checkpoints): which tasks, when, and what the rerun holds
+meanwhile. What a segment keeps is dropped; at its first use in backward its forward runs anew from ``sources``.
+Decisions with equal ``sources`` are one segment."""
 
 from __future__ import annotations
 

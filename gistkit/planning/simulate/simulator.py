@@ -1,11 +1,6 @@
-"""The simulator: a step under a plan, task by task: bytes, seconds, delays.
-
-One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
-The host issues task after task (``Hardware.host_s``, ``runtime_host_s``), reruns and transfers as tasks too. A task
-begins when it is issued, the one before has ended and every transfer due before it is done; a transfer begins when the
-task at whose start it is issued does. While transfers run, tasks that moving bytes bounds take longer by
-``Hardware.link_interference``. Between two sub-batches the host is not ahead of the device.
-"""
+"""The simulator (docs/planner.md has its rules): a step under a plan, task by task: bytes, seconds, delays. One compute
+stream runs the tasks in order as the host issues them (``Hardware.host_s``, ``runtime_host_s``), and the link has a
+queue for each direction. Between two sub-batches the host is not ahead of the device."""
 
 from __future__ import annotations
 

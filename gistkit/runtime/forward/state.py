@@ -1,9 +1,6 @@
-"""The state of one forward: how its tensors are kept, what was found out about them.
-
-A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
-its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`gistkit.runtime.program.program.ad_hoc`).
-"""
+"""The state of one forward, from its first to its last covered call: how its tensors are kept, what was found out about
+them. With a program (a compiled plan) every covered call has its decisions; without one, or after the forward left its
+plan, decisions follow from the tensor alone (:func:`gistkit.runtime.program.program.ad_hoc`)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Tensors that are not kept because kept ones give them back: ReLU(BN(x)), ReLU(BN(x) + identity), ...
 
-:class:`Recipe` binds a plan's recipe, ``("bn", covered call)``, ``("stash", storage)``, ``("add", a, b)`` or
-``("relu", a)``, to one forward's tensors by walking the backward nodes from the ReLU's input (docs/runtime.md,
-"Rebuilds"). The forward's own operators run in the forward's operand order (which NaN an addition hands on depends on
-it). That is relied on only once a recipe has given the forward's own bits (:class:`Exactness`). Gist section II-B:
-recomputing cheap layers is compatible with encodings.
-"""
+:class:`Recipe` binds a plan's recipe (:class:`gistkit.ir.plan.Decision`) to one forward's tensors by walking the
+backward nodes from the ReLU's input (docs/runtime.md, "Rebuilds"). The forward's own operators run in its operand order
+(which NaN an addition hands on depends on it). That is relied on only once a recipe has given the forward's own bits
+(:class:`Exactness`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Counts on their way from the device to the host, without anybody waiting for them.
-
-How many elements a sparse encoding stores is a sum on the device. It is copied to pinned memory behind the encode, and
-an event is recorded behind the copy; whoever wants the number asks whether the event is done.
-"""
+"""Counts on their way from the device to the host, without anybody waiting for them: how many elements a sparse
+encoding stores is copied to pinned memory behind the encode, with an event behind the copy. Whoever wants the number
+asks whether the event is done."""
 
 from __future__ import annotations
 

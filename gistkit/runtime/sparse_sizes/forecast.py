@@ -1,9 +1,7 @@
-"""How many elements of a storage will not be zero, by what the last step says, and a little more.
-
-The margin is two points of share (0.50 becomes 0.52): points, not percent, as shares near zero move as much
-(docs/log.md). On the CPU (docs/kernels.md) the arrays are 4.3 % larger then than what is in them, and 0.8 % of the
-encodings larger than that. With one point it would be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %.
-"""
+"""How many elements of a storage will not be zero: as many as in the last step, and two points of share more (0.50
+becomes 0.52), points, not percent, as shares near zero move as much (docs/log.md). On the CPU (docs/kernels.md) the
+arrays are 4.3 % larger then than what is in them, and 0.8 % of the encodings larger than that. With one point it would
+be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %."""
 
 from __future__ import annotations
 

@@ -1,12 +1,9 @@
 """One storage, one stash: what stands in for a storage between its two uses, and who reads it.
 
 A ``Stash`` holds the content of one storage in another form (a codec's payload, or a recipe that rebuilds it). Every
-backward node that needs the storage holds a ``Reader`` of the same stash. Lifetimes are Python's: the last node that
-lets go of its reader frees the payload; the table below is only consulted while a forward runs.
-
-Identity is the live storage: a weak reference keeps the storage's control block, so its address cannot be reused while
-the table knows it, and the version counter tells an in-place update apart.
-"""
+backward node that needs the storage holds a ``Reader`` of it; the last one that goes frees the payload. The table is
+only consulted while a forward runs: a weak reference keeps a storage's control block, so its address cannot be reused
+meanwhile, and the version counter tells an in-place update apart."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others.
-
-Candidates (:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap
-operations behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every
-so many of the places where a single feature map is read across (between blocks or layers), as Chen et al. do.
-"""
+"""Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others. Candidates
+(:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap operations
+behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every so many of
+the places where a single feature map is read across (between blocks or layers), as Chen et al. do."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The choice of least peak of one problem, and the fastest within a budget.
-
-The fastest is searched for in rounds. A round repairs choices until they fit and improves the best of them. The next
-round knows further moments for what the best choice ships (:func:`.retimed`). Where the best step is at the floor
-(``Problem.floor_s``) it is optimal; else the gap is what is left when time is up.
-"""
+"""The choice of least peak of one problem, and the fastest within a budget. The fastest is searched for in rounds: each
+repairs choices until they fit and improves the best of them; the next one knows further moments for what that ships
+(:func:`.retimed`). A best step at the floor (``Problem.floor_s``) is optimal; else the gap is what is left when time is
+up."""
 
 from __future__ import annotations
 

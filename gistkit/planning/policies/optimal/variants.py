@@ -1,8 +1,6 @@
-"""What may be chosen: for every kept storage its forms, segments on and off.
-
-Each is a *group*; a plan takes one *variant* of every group. A storage's form that comes back with a segment goes with
-the segment's group: both are taken or neither. A :class:`Delta` is what a variant adds to the step.
-"""
+"""What may be chosen: for every kept storage its forms, segments on and off. Each is a *group*; a plan takes one
+*variant* of every group. A storage's form that comes back with a segment goes with the segment's group: both are taken
+or neither. A :class:`Delta` is what a variant adds to the step."""
 
 from __future__ import annotations
 
