@@ -84,10 +84,7 @@ class Fidelity:
 
 
 def fidelity(
-    model: torch.nn.Module,
-    *batch: Any,
-    lossy: str | Plan = "fp8",
-    loss_fn: Callable[..., torch.Tensor] | None = None,
+    model: torch.nn.Module, *batch: Any, lossy: str | Plan = "fp8", loss_fn: Callable[..., torch.Tensor] | None = None
 ) -> Fidelity:
     """Which lossy stash harms which layer's gradient, and how much, on one batch.
 

@@ -46,7 +46,7 @@ def maxpool_forward(
     zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`,
-    with ``torch.relu``'s -0.0 on x's device. Waits for nothing but that, once
+    with ``torch.relu``'s -0.0 on x's device. Does not synchronise but to ask for that, once
     (:mod:`gistkit.kernels.signed_zero`)."""
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     keep_zero = relu_keeps_negative_zero(x) if relu else False

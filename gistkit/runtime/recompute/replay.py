@@ -33,8 +33,7 @@ class RecomputedBody:
     Readers share them, so none may overwrite them (``fresh``).
 
     ``time`` is twice the number of the call at which it was saved, plus one where that call had written it already.
-    ``check``, if set, looks at the values when they come back and raises where they are wrong.
-    """
+    ``check``, if set, looks at the values when they come back and raises where they are wrong."""
 
     fresh = False
 

@@ -96,11 +96,7 @@ class ExactPacker:
         return form.capacity(x.numel(), min(1.0, forecast.share + MARGIN)), ""
 
     def encode(
-        self,
-        form: Codec,
-        x: torch.Tensor,
-        forecast: Forecast | None = None,
-        most_bytes: float = math.inf,
+        self, form: Codec, x: torch.Tensor, forecast: Forecast | None = None, most_bytes: float = math.inf
     ) -> Encoded | None:
         """The encoding of x, pending where its size is not known yet; None where it would take more than ``most_bytes``
         by its forecast, and while a CUDA graph is captured. First settles what is due, so that a new scratch can take

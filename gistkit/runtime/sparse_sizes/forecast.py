@@ -25,15 +25,10 @@ class Forecast(NamedTuple):
 
 class Forecasts:
     """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, a note of
-    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors.
-    """
+    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors."""
 
     def __init__(
-        self,
-        shares: Mapping[int, float],
-        learn: Callable[[Mapping[int, float]], None],
-        spilled: Spilled,
-        step: int,
+        self, shares: Mapping[int, float], learn: Callable[[Mapping[int, float]], None], spilled: Spilled, step: int
     ) -> None:
         self._shares, self._learn, self._spilled, self._step = shares, learn, spilled, step
 
