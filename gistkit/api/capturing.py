@@ -44,11 +44,9 @@ def step_on(
     which: Hardware | str | Path | None = None,
 ) -> tuple[SavedGraph, Hardware]:
     """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
-
-    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`) and the
-    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``; without one the step is that of ``model(*batch)``.
-    Raises TypeError, ValueError and CaptureError in the name of ``caller``.
-    """
+    With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`), the
+    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``. Raises TypeError, ValueError and CaptureError in
+    the name of ``caller``."""
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
@@ -68,8 +66,7 @@ def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
 def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
     """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
     single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
-    goes as the batch does, forward and backward. A batch that needs a gradient is not cut: each part would bring one
-    for all of it."""
+    goes as the batch does. A batch that needs a gradient is not cut: each part would bring one for all of it."""
     whole = replace(graph, least_rows=graph.batch)
     if any(t.requires_grad for t in all_tensors(batch)):
         return whole
@@ -136,13 +133,11 @@ def _check_call(caller: str, model: torch.nn.Module, args: tuple, kwargs: dict, 
 def hardware_of(
     caller: str, model: torch.nn.Module, batch: tuple, which: Hardware | str | Path | None = None
 ) -> Hardware:
-    """The given hardware, or that of the device that the model (without parameters: the batch) is on.
-
-    A CUDA card has the rates of its last calibration on this machine (``gistkit calibrate``), else those of its preset;
-    a card without either is measured at the first call (a few seconds). None is planned at another card's rates.
-    ``Plan.hardware`` names it, ``Plan.prediction.rates`` says where its rates are from. Raises ValueError for what is
-    on the meta device or on one without a preset, as no device is meant then, and for a card that cannot be measured.
-    """
+    """The given hardware, or that of the device that the model (without parameters: the batch) is on. A CUDA card has
+    the rates of its last calibration here (``gistkit calibrate``), else those of its preset, else it is measured at the
+    first call (a few seconds); none is planned at another card's. ``Plan.hardware`` names it, ``Plan.prediction.rates``
+    says where its rates are from. Raises ValueError for what is on the meta device or on one without a preset, as no
+    device is meant then, and for a card that cannot be measured."""
     if which is not None:
         return find_hardware(which)
     device = all_tensors(model, batch)[0].device

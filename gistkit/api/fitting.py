@@ -1,9 +1,8 @@
 """Costs from measured steps: the host's seconds a task with which a plan's predicted step is the measured one.
 
-A file holds JSON objects, one a line: the ``plan`` that ran, ``step_s``, the seconds of its forward and
-backward, and, if known, ``densities`` (``gistkit.report(model).densities``). Further fields do not matter: what
-``gistkit plan --json`` wrote, with ``step_s`` added, is one, and what ``gistkit train --policy NAME --json`` writes.
-"""
+A file holds JSON objects, one a line: the ``plan`` that ran, ``step_s``, the seconds of its forward and backward, and,
+if known, ``densities`` (``gistkit.report(model).densities``). Further fields do not matter: what
+``gistkit plan --json`` wrote, with ``step_s`` added, is one, and what ``gistkit train --policy NAME --json`` writes."""
 
 from __future__ import annotations
 

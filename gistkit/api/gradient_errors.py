@@ -52,8 +52,7 @@ class StashError:
 @dataclass(frozen=True)
 class Fidelity:
     """What :func:`gistkit.fidelity` found: ``rows``, one a lossy stash, the most harmful first; ``together``, the error
-    with all of them at once; ``repeat``, that of a second exact step against the first, which is 0 where the device
-    repeats its bits."""
+    with all of them at once; ``repeat``, that of a second exact step, 0 where the device repeats its bits."""
 
     rows: tuple[StashError, ...]
     together: GradientError
@@ -85,10 +84,7 @@ class Fidelity:
 
 
 def fidelity(
-    model: torch.nn.Module,
-    *batch: Any,
-    lossy: str | Plan = "fp8",
-    loss_fn: Callable[..., torch.Tensor] | None = None,
+    model: torch.nn.Module, *batch: Any, lossy: str | Plan = "fp8", loss_fn: Callable[..., torch.Tensor] | None = None
 ) -> Fidelity:
     """Which lossy stash harms which layer's gradient, and how much, on one batch.
 

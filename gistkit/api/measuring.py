@@ -1,8 +1,6 @@
-"""measure: the seconds of every task of a plain training step where it runs, and where `plan` and `profile` get them.
-
-vDNN (section III-C) and moDNN (section IV-A) profile a step before they plan. The times go into a plan at once
-(``gistkit.plan(model, batch, measure=True)``) or through a file that the caller names.
-"""
+"""measure: the seconds of every task of a plain training step where it runs, for a plan at once
+(``gistkit.plan(model, batch, measure=True)``) or through a file that the caller names (vDNN, section III-C; moDNN,
+IV-A)."""
 
 from __future__ import annotations
 
@@ -52,10 +50,9 @@ def captured(
     measure: Measure,
     cut: Callable[[SavedGraph], bool] = lambda graph: False,
 ) -> tuple[SavedGraph, Hardware, StepTimes | None]:
-    """The captured step and its hardware (:func:`step_on`), and the times that ``measure`` asks for, None for False;
-    where ``cut`` says so of the graph, with the step of the least rows. A step that is measured unasked and does not
-    fit the card with one row has no times. Raises ValueError, TypeError, CaptureError and MeasureError in the name of
-    ``caller``."""
+    """The captured step and its hardware (:func:`step_on`), the times that ``measure`` asks for, None for False; where
+    ``cut`` says so of the graph, with the step of the least rows. A step measured unasked that does not fit the card
+    with one row has no times. Raises ValueError, TypeError, CaptureError and MeasureError in the name of ``caller``."""
     times, unasked = None, measure is None
     if measure is None:
         measure = which is None and on_cuda(model, batch)
@@ -127,8 +124,7 @@ def on_cuda(model: torch.nn.Module, batch: tuple) -> bool:
 
 
 def check_real(caller: str, model: torch.nn.Module, batch: tuple, instead: str = INSTEAD) -> None:
-    """Raise ValueError where nothing could run: tensors that are fake, on the meta device, or on one that is neither a
-    CPU nor CUDA."""
+    """Raise ValueError where nothing could run: tensors that are fake, or on a device but the CPU and CUDA."""
     for t in all_tensors(model, batch):
         fake = isinstance(t, FakeTensor)
         if fake or t.device.type not in ("cpu", "cuda"):

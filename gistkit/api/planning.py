@@ -63,9 +63,8 @@ def plan(
 
     The step begins with ``.grad`` None. One that adds to earlier gradients, or zeros them in place, needs the bytes of
     the trainable parameters as ``reserved_bytes``; plans of several sub-batches have them in. The step is one forward
-    with the planned loss and its backward right behind it. Where a second forward begins before that, or backward
-    retains the graph, a :class:`gistkit.BudgetWarning` says so once a model; plan a module whose forward does all of
-    it.
+    with the planned loss and then its backward. Where a second forward begins before that, or backward retains the
+    graph, a :class:`gistkit.BudgetWarning` says so once a model; plan a module whose forward does all of it.
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
@@ -148,8 +147,7 @@ def plan_graph(
 ) -> Plan:
     """:func:`plan` of a step that is captured already (with its tasks), on given costs. Errors as there.
 
-    With ``refuse`` False, for comparisons, a policy that aims at no budget may exceed it, and one that does refuses it
-    in its own words.
+    With ``refuse`` False a policy that aims at no budget may exceed it, and others refuse it in their own words.
     """
     allowed = check_words(policy, fidelity, lossy)
     reserve_bytes = parse_bytes(reserved_bytes)

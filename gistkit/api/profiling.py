@@ -10,9 +10,8 @@
 | gradient_maps | gradients of feature maps |
 | workspace | of convolutions, what operators make and free within themselves, what the device's libraries hold |
 
-The stashed ones again (Gist, Fig. 3): ``relu_conv``, outputs of ReLUs that a convolution reads; ``relu_pool``, outputs
-of ReLUs that a pool reads and no convolution; ``pool_index``, PyTorch's int64 indices of max-pools, which the paper's
-framework did not have; ``other``.
+The stashed ones again (Gist, Fig. 3): ``relu_conv``, outputs of ReLUs that a convolution reads; ``relu_pool``, those
+that a pool reads and no convolution; ``pool_index``, int64 indices of max-pools; ``other``.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ def profile(
 
 
 def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "", times: StepTimes | None = None) -> Profile:
-    """:func:`profile` of a step that is captured already (with its tasks), on given costs; ``times``: the measured ones
-    that the costs were made with."""
+    """:func:`profile` of a captured step (with its tasks), on given costs; ``times``: the measured ones in them."""
     plain = POLICIES["plain"](graph, costs)
     simulator = Simulator(graph, costs)
     run, step = simulator.run(plain), simulator.profile(plain)

@@ -43,10 +43,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Workload:
-    """``run()`` is timed; on a sample its tensors equal those of ``expected()`` in every bit.
-
-    ``kept_ratio``: bytes of what is kept until backward over those of the dense tensor; None where nothing is.
-    """
+    """``run()`` is timed; on a sample its tensors equal those of ``expected()`` in every bit. ``kept_ratio``: bytes of
+    what is kept until backward over those of the dense tensor; None where nothing is."""
 
     run: Callable[[], Any]
     expected: Callable[[], Any]
@@ -57,12 +55,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Case:
-    """``family`` is ``codec``, ``operator`` or ``rival``; ``dtypes`` None means the floats that the run asks for.
-
-    ``by_density``: time and bytes depend on how many elements are not zero. ``lossless``: what is kept gives every bit
-    back; ``relative_error``: else by what share of itself a value in the format's normal range may move, of its block's
-    span with integers; None where none is kept.
-    """
+    """``family``: ``codec``, ``operator`` or ``rival``. ``dtypes`` None: the floats that the run asks for.
+    ``by_density``: time and bytes depend on the zeros. ``lossless``: every bit comes back; else ``relative_error`` is
+    the share of itself by which a value in the normal range may move (of its block's span with integers), None where
+    nothing is kept."""
 
     name: str
     direction: str
@@ -158,7 +154,6 @@ def _codec_workload(codec: Codec, direction: str) -> Callable[[Setting], Workloa
 
 
 def _runs(direction: str, codec: Codec, x: torch.Tensor, grad: torch.Tensor, encoded: Encoded) -> tuple[Callable, int]:
-    """What to run, and the bytes that it has to move."""
     both = x.nbytes + encoded.nbytes
     if direction == "decode":
         return lambda: codec.decode(encoded), both

@@ -120,11 +120,8 @@ def timed(run: Callable[[], Any], device: str, *, quick: bool = False) -> Times:
 
 
 def _device_times(run: Callable[[], Any], device: str, quick: bool) -> tuple[list[float], list[float]]:
-    """Seconds between two events around each call, and of the host's launching it.
-
-    The L2 is flushed before each. The device idles until the host has launched the call, so that what is timed is the
-    kernels and no wait for the host, however small the tensors are.
-    """
+    """Seconds between two events around each call, and of the host's launching it; the L2 is flushed before each. The
+    device idles until the call is launched, so that no wait for the host is timed."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
     calls, host = [], []
     for _ in range(8 if quick else 25):

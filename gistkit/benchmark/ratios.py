@@ -1,16 +1,13 @@
 """How small zero-value compression, run-length encoding and DEFLATE make activations, by layout (cDMA's comparators).
 
 A tensor in one of its layouts is cut into windows of 4 KiB, each compressed alone, as a DMA engine would. Bytes of a
-window of n elements of b bytes, z of them not zero by bit pattern:
+window of n elements of b bytes, z of them not zero by bit pattern (the ratio is the dense bytes over these):
 
 | coder | bytes |
 |---|---|
 | `zvc` | a bit an element in 32-bit masks, and the non-zeros: 4 ceil(n / 32) + b z |
-| `rle` | a byte for every run of up to 128 zeros or of up to 128 non-zeros, and the non-zeros |
+| `rle` | a byte for every run of up to 128 zeros or of up to 128 non-zeros (our reading), and the non-zeros |
 | `deflate1`, `deflate6` | zlib's DEFLATE of the bytes at that level, without header and checksum |
-
-The ratio is the dense bytes over these. The text of cDMA (Rhu et al., HPCA 2018) is not at hand: the byte that heads a
-run is ours.
 """
 
 from __future__ import annotations
@@ -90,8 +87,7 @@ def summed(rows: list[Row]) -> list[Row]:
 
 @contextmanager
 def watched(model: nn.Module, see: Callable[[str, torch.Tensor], None]) -> Iterator[None]:
-    """``see(name, output)`` at every call of a module of WATCHED with a 4-D output, before the next module runs, which
-    may overwrite it."""
+    """``see(name, output)`` at every 4-D output of a module of WATCHED, before the next one, which may overwrite it."""
 
     def hook(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: see(name, output) if output.dim() == 4 else None

@@ -1,8 +1,6 @@
 """From a recorder's notes and the autograd graph to a SavedGraph: names of nodes and fields, hidden functions, escapes.
-
-A custom ``autograd.Function`` does not pass through the function mode. Its backward node has a sequence number that
-belongs to no recorded call. Such a node becomes a call of its own, which reads the results that its edges lead to.
-"""
+A custom ``autograd.Function`` does not pass through the function mode: its backward node, whose sequence number belongs
+to no call, becomes a call of its own, which reads the results that its edges lead to."""
 
 from __future__ import annotations
 
@@ -68,11 +66,9 @@ def _roots(ledger: Ledger, out: Any) -> list[torch.Tensor]:
 
 
 def _names_of_packs(notes: Notes, nodes: dict[int, Any], packs: list[Packed]) -> dict[int, tuple[str, str]]:
-    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell.
-
-    A pack is mostly held by the newest node of its time. Not where an in-place op saves a copy of what it overwrites:
-    the copy has a node of its own. Then every node of the call is asked, and the pack's node put right.
-    """
+    """(node name, field) by the id of each pack; :data:`UNKNOWN` for what autograd does not tell. Mostly the newest
+    node of its time holds it. A copy that an in-place op saves has a node of its own: then every node of the call is
+    asked, and the pack's node put right."""
     names = {id(packed): (UNKNOWN, UNKNOWN) for packed in packs}
 
     def ask(sequences: Iterable[int]) -> None:

@@ -52,8 +52,7 @@ def rows(item: Any, start: int, stop: int) -> Any:
 
 
 def joined(item: Any, parts: Iterable[slice]) -> Any:
-    """The rows of some parts, one after the other, of every tensor of a nested item, as copies; what has no rows as it
-    is."""
+    """The rows of some parts, joined, of every tensor of a nested item, as copies; what has no rows as it is."""
     parts = list(parts)
 
     def join(leaf: Any) -> Any:

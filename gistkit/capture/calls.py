@@ -4,8 +4,7 @@ Capture and runtime must agree on which call is number 17. The rule, shared by b
 :func:`region_is_open`: a call counts when its function is in :data:`COVERED`, its arguments bind, its first operand is
 a tensor, gradients are on and the region's own saved-tensor hooks are on top. A non-reentrant checkpoint pushes hooks
 of its own and a reentrant one turns gradients off, so calls inside either are not counted. ``add`` counts only between
-two floating tensors of at least two dimensions: ``num_batches_tracked.add_(1)`` and additions of scalars or biases are
-left alone.
+two floating tensors of at least two dimensions: no counters, scalars or biases.
 """
 
 from __future__ import annotations
@@ -162,11 +161,9 @@ _BINDERS: dict[Callable, Binder] = {func: binder for _, binder, functions in _RO
 
 
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
-    """The arguments of a covered call by name, sizes as pairs; a few microseconds, no tensor is touched.
-
-    ``op`` is ``COVERED[func]``. None where the arguments are not of the covered form (``out=``, ``return_indices=True``
-    or not accepted at all): such a call is not counted and runs as plain PyTorch.
-    """
+    """The arguments of a covered call (``op`` is ``COVERED[func]``) by name, sizes as pairs; in a few microseconds.
+    None where they are not of the covered form (``out=``, ``return_indices=True``) or not accepted at all: such a call
+    is not counted and runs as plain PyTorch."""
     try:
         return _BINDERS[func](*args, **(kwargs or {}))
     except (TypeError, IndexError):

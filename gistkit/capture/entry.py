@@ -93,7 +93,6 @@ def capture(
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
-    """Raise TypeError for arguments in the place of others."""
     check_runs_in_python("capture", model)
     for name, value in (("args", args), ("targets", targets)):
         if not isinstance(value, (tuple, list)):
@@ -119,12 +118,8 @@ def _recorded(recorder: Recorder, model: torch.nn.Module, args: tuple, kwargs: d
 def _traced_step(
     model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, on_cpu: bool
 ) -> SavedGraph:
-    """The graph of forward and backward of a fake model, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's
-    operators too.
-
-    The step starts without gradients, whatever the model holds, and what the model returns is held until it ends, as
-    ``out = model(x); loss = loss_fn(out); loss.backward()`` does.
-    """
+    """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
+    step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer, notes = Tracer(recorder, on_cpu), recorder.notes

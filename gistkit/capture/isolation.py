@@ -111,8 +111,7 @@ class _OnCopy(TorchFunctionMode):
 
 
 def on_copy(loss_fn: Callable | None, model: torch.nn.Module, twin: torch.nn.Module) -> Callable | None:
-    """The loss function, reading the copy's parameters and buffers wherever it would read the model's: a penalty on
-    weights does."""
+    """The loss function, reading the copy's parameters and buffers for the model's, as a penalty on weights does."""
     if loss_fn is None:
         return None
 

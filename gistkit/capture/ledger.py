@@ -1,9 +1,6 @@
-"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered in the order in
-which they appear.
-
-Identity is the live storage: the address of its StorageImpl, which a weak reference keeps from being used again, so no
-memory is held back while a real step is recorded.
-"""
+"""The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered as they appear. A
+storage is known by its StorageImpl's address, which a weak reference keeps from being used again; no memory is held
+back."""
 
 from __future__ import annotations
 
@@ -118,10 +115,8 @@ def identity(t: torch.Tensor) -> int | None:
 
 class Packed:
     """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number.
-
-    :meth:`lighten` lets go of the tensor: from then on unwritten memory of its geometry stands in for it, made anew at
-    each look. That is for fake tensors, where it shows how long a storage lives that nothing keeps for backward.
-    """
+    After :meth:`lighten` unwritten memory of its geometry stands in for it, made anew at each look: of fake tensors
+    that shows how long a storage lives that nothing keeps for backward."""
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
         self._tensor: torch.Tensor | None = tensor.detach()
@@ -159,13 +154,11 @@ class Packed:
 
 @dataclass
 class OpenCall:
-    """One call of the running forward.
-
-    ``number`` counts calls as they come; a hidden function's is ``("node", sequence number)``. ``lo`` <= x < ``hi`` are
-    the sequence numbers of its autograd nodes. ``reads`` and ``writes`` are ordered sets of storages. ``versions``
-    holds its operands until it returns. ``split``: whether gistkit's own takes its backward in two halves.
-    ``packed``: storage, dtype and shape of each of its packs, which do not live as long.
-    """
+    """One call of the running forward. ``number`` counts calls as they come; a hidden function's is
+    ``("node", sequence number)``. ``lo`` <= x < ``hi`` are the sequence numbers of its autograd nodes. ``reads`` and
+    ``writes`` are ordered sets of storages. ``versions`` holds its operands until it returns. ``split``: whether
+    gistkit's own takes its backward in two halves. ``packed``: storage, dtype and shape of each of its packs, which do
+    not live as long."""
 
     number: int | tuple[str, int]
     op: str
@@ -187,12 +180,9 @@ class OpenCall:
 
 @dataclass
 class Notes:
-    """One forward as it was seen.
-
-    ``loose`` are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number).
-    ``holds`` (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by
-    provisional one) are there once the graph is assembled.
-    """
+    """One forward as it was seen. ``loose`` are packs made outside of any call, ``by_node`` the value behind each
+    (sequence number, output number). ``holds`` (the call that saved, the sequence number of the node that holds, what)
+    and ``index`` (final number by provisional one) are there once the graph is assembled."""
 
     source: str
     ledger: Ledger = field(default_factory=Ledger)

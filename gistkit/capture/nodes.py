@@ -1,8 +1,6 @@
 """The autograd graph after a recorded forward: which node and field holds each saved tensor, which tensors are weights.
-
-A field is read as what its pack hook gave (``_raw_saved_x``). Touching ``_saved_x`` would unpack it, which inside a
-checkpoint starts the recomputation.
-"""
+A field is read as what its pack hook gave (``_raw_saved_x``): ``_saved_x`` would unpack it, and start a checkpoint's
+recomputation."""
 
 from __future__ import annotations
 

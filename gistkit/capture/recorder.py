@@ -1,8 +1,7 @@
 """Recorder: watches one forward, fake or real, and writes down its SavedGraph.
 
-Three observers run together: a TorchFunctionMode sees the calls, a pair of saved-tensor hooks sees what each call
-saves, and two module hooks keep the name of the module at work. :mod:`gistkit.capture.assemble` names nodes and fields
-afterwards.
+A TorchFunctionMode sees the calls, a pair of saved-tensor hooks what each call saves, and two module hooks keep the
+name of the module at work. :mod:`gistkit.capture.assemble` names nodes and fields afterwards.
 
 The hooks hand back the very tensors they were given, with PyTorch's own version check, so a recorded real step computes
 and keeps what the plain step does; calls inside a checkpoint save under the checkpoint's hooks and stay invisible here.
@@ -40,9 +39,8 @@ class Recorder(TorchFunctionMode):
     the lives of fake tensors can be watched (:mod:`gistkit.capture.step.trace`).
 
     ``notes`` is what was written down so far. ``current`` is the provisional number of the call that runs now.
-    ``unpacked`` makes the stand-ins that backward unpacks, given a function that makes one and the storage it stands
-    for. ``dropped`` is called with the storage that a node held which died before the forward was done: a branch that
-    leads nowhere.
+    ``unpacked`` makes the stand-ins that backward unpacks, given a function that makes one and its storage. ``dropped``
+    is called with the storage that a node held which died before the forward was done: a branch that leads nowhere.
     """
 
     def __init__(self, model: torch.nn.Module, *, source: str = "real", light: bool = False) -> None:
@@ -211,10 +209,7 @@ class Recorder(TorchFunctionMode):
         return self.unpacked(packed.checked, packed.storage)
 
     def finish(self, out: Any) -> SavedGraph:
-        """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything.
-
-        Real recordings measure the density of every saved float activation.
-        """
+        """The graph of the recorded forward, whose result was ``out``; the recorder lets go of everything."""
         notes, self.notes = self.notes, Notes("finished")
         model, self._model = self._model, None
         assert model is not None, "a recorder records one forward"

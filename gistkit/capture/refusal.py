@@ -46,12 +46,9 @@ def check_runs_in_python(caller: str, model: torch.nn.Module) -> None:
 
 
 def check_parts(model: torch.nn.Module, *, compiled_too: bool) -> None:
-    """Raise CaptureError for a part that no copy can stand for.
-
-    Those are parts that TorchScript runs, or, with ``compiled_too``, torch.compile, by ``torch.compile(part)`` or
-    ``part.compile()`` (the model itself, compiled in place, runs eagerly), lazy modules, and those with hooks and
-    replaced forwards: these are functions, which a deep copy shares, so that they would act on the user's objects.
-    """
+    """Raise CaptureError for a part that no copy can stand for: one that TorchScript runs or, with ``compiled_too``,
+    torch.compile (the model itself, compiled in place, runs eagerly), a lazy module, one with hooks or a replaced
+    forward: these are functions, which a deep copy shares, so that they would act on the user's objects."""
     for name, part in model.named_modules():
         kind, stand_in = _kind_of(part), stand_in_of(part)
         if name and not kind and getattr(part, "_compiled_call_impl", None) is not None:
@@ -76,8 +73,7 @@ def check_parts(model: torch.nn.Module, *, compiled_too: bool) -> None:
 
 @contextmanager
 def running(part: str, model: torch.nn.Module) -> Iterator[None]:
-    """Turn an exception of one part of the step (``forward``, ``loss_fn``, ``backward``) into a :class:`CaptureError`
-    that names the part."""
+    """Turn an exception of a part (``forward``, ``loss_fn``, ``backward``) into a CaptureError that names it."""
     try:
         yield
     except CaptureError:

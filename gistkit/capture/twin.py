@@ -27,16 +27,11 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 class Fakes(FakeTensorMode):
-    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do.
-
-    A norm of narrow maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, where
-    PyTorch's fake ones are of the maps' dtype, and a group norm's gradient is as narrow as its input. Where the CPU's
-    operators will run (``on_cpu``) no gradient is made of a batch norm's input that needs none; cuDNN makes it all the
-    same.
-
-    The cache of what operators return gives a recurrent layer's two bias gradients, which are one tensor, a storage
-    each: the second capture would have other tasks than the first. So models with such layers go without.
-    """
+    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do. A norm of narrow
+    maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, and a group norm's gradient
+    is as narrow as its input. Where the CPU's operators will run (``on_cpu``) no gradient is made of a batch norm's
+    input that needs none; cuDNN makes it anyway. The cache of what operators return gives a recurrent layer's two bias
+    gradients, one tensor, a storage each, and so a second capture other tasks: models with such layers go without."""
 
     def __init__(self, model: torch.nn.Module, on_cpu: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -68,11 +63,9 @@ def stand_in_of(module: torch.nn.Module) -> Any:
 
 
 def plain_copy(model: torch.nn.Module, memo: dict[int, Any] | None = None) -> torch.nn.Module:
-    """``copy.deepcopy(model, memo)`` of which no part is compressed, and whose GraphModules have all that theirs have.
-
-    ``GraphModule.__deepcopy__`` builds a module of what its graph names, so that other attributes, unused parameters
-    and a replaced forward are lost. The copies share their class, which has the code: they must not be recompiled.
-    """
+    """``copy.deepcopy(model, memo)`` of which no part is compressed. GraphModules get all that theirs have, where their
+    own deepcopy loses what the graph does not name and a replaced forward. The copies share their class, which has the
+    code: they must not be recompiled."""
     memo = {} if memo is None else memo
     modules = dict(model.named_modules())
     wrapped = {name: found for name, module in modules.items() if (found := stand_in_of(module)) is not None}
@@ -125,7 +118,6 @@ def fake_inputs(item: Any, mode: FakeTensorMode, on_cpu: bool) -> Any:
 
 
 def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
-    """A fake tensor like t, on the CPU if ``on_cpu``."""
     if not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu):
         return mode.from_tensor(t)
     with mode, torch.no_grad():

@@ -1,14 +1,8 @@
-"""Sparse storage: only the elements whose bit pattern is not zero (Gist section IV-A, SSDC;
-cDMA's zero-value compression).
+"""Sparse storage: only the elements whose bit pattern is not zero (Gist section IV-A, SSDC; cDMA).
 
-A CPU tensor is packed at once. On CUDA the kernels write into a scratch of worst-case size, one slot of it for every
-1024 (zvc) or 256 (csr) elements, and how many elements are stored in all, only the device knows: the scratch is the
-payload (``Encoded.pending``), the host goes on, and the runtime's packer calls :meth:`Sparse.settle` once the number
-has arrived. Decoding gives the same bits before and after.
-
-Where a share of stored elements can be expected, :meth:`Sparse.begin_within` does without the scratch's long life: it
-packs at once into arrays of a given capacity, and what does not fit into a *spill*, memory elsewhere that the device
-can address (gistkit.kernels.sparse.spill). The count then only tells whether the spill is needed any longer.
+A CPU tensor is packed at once. On CUDA the scratch is the payload (``Encoded.pending``) until the runtime's packer
+calls :meth:`Sparse.settle` with the number of stored elements, or :meth:`Sparse.begin_within` packs at once into arrays
+of a given capacity and a *spill* (gistkit.kernels.sparse.spill). Decoding gives the same bits either way.
 
 Value formats: ``raw`` keeps the bits. An unscaled narrow format is written by the kernel itself, fp10 one code per
 int16 until it is packed. A scaled one has its blocks counted over the *packed* values, so the scratch stays raw.

@@ -71,7 +71,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> Accuracy:
-    """Check everything that can be wrong before the first step."""
     given = {**vars(options), "schemes": tuple(name.strip() for name in options.schemes.split(","))}
     values = {field.name: given[field.name] for field in fields(AccuracySettings) if field.name in given}
     try:

@@ -133,7 +133,6 @@ def _figures(row: Row) -> tuple[str | Text, ...]:
 
 
 def _run_ratios(options: argparse.Namespace, device: str) -> int:
-    """Train, measure, write, show; 0. The files are checked already."""
     most = WINDOWS // 8 if options.quick else WINDOWS
     with Console(stderr=True).status("training and compressing"):
         of = [_of_network(name, options, device, most) for name in options.ratios]

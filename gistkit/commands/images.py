@@ -62,7 +62,6 @@ def prepare(options: argparse.Namespace) -> Hardware:
 
 
 def _at_hand() -> Hardware | None:
-    """This machine's GPU."""
     return card_at_hand(torch.device("cuda", 0)) if torch.cuda.is_available() else None
 
 

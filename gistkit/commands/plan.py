@@ -30,10 +30,8 @@ SHOWN = 40
 
 @dataclass(frozen=True)
 class Row:
-    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``.
-
-    ``fits`` tells whether its peak is within the budget; a policy that aims at no budget is shown either way.
-    """
+    """One policy under the budget: its plan, or the ``error`` of one that has none, in a word the ``note``. ``fits``
+    tells whether its peak is within the budget; a policy that aims at no budget is shown either way."""
 
     policy: str
     plan: Plan | None
@@ -210,10 +208,8 @@ def _summary(made: Plan, plain: Plan) -> str:
 
 def _why(found: Findings, chosen: Row, options: argparse.Namespace) -> str:
     """Which classes of moves would do: the error that ``gistkit.plan`` raises."""
-    if found.budget_bytes is None or isinstance(
-        chosen.error, PlanError
-    ):  # no link, or the device's memory is too small
-        return str(chosen.error)
+    if found.budget_bytes is None or isinstance(chosen.error, PlanError):
+        return str(chosen.error)  # no link, or the device's memory is too small
     why = chosen.error or chosen.plan
     assert why is not None
     settings = {"fidelity": "lossy" if options.lossy else options.fidelity, "lossy": options.lossy}

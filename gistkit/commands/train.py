@@ -91,7 +91,6 @@ def _verdict(result: TrainResult) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> Comparison:
-    """Check everything that can be wrong before the first step."""
     given = vars(options)
     values = {field.name: given[field.name] for field in fields(TrainSettings) if field.name in given}
     if options.lossy == "none":

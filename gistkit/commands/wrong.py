@@ -94,12 +94,9 @@ def _drop_unwritable_output() -> None:
 
 
 def claim(*paths: Path | None, plot: Path | None = None) -> None:
-    """Make the folders of the files that a command will write, and see that these can be made, before its work and not
-    after it. None is no file. What is not there yet is not there afterwards either: a command that is cut off leaves no
-    empty file.
-
-    Raises InputError where one cannot be made, is a folder, or is a plot that matplotlib cannot draw.
-    """
+    """Make the folders of the files that a command will write, and see that these can be made, before its work. None is
+    no file. What is not there yet is not there afterwards: a command that is cut off leaves no empty file. Raises
+    InputError where one cannot be made, is a folder, or is a plot that matplotlib cannot draw."""
     if plot is not None:
         _check_plot(plot)
     for path in filter(None, (*paths, plot)):
@@ -133,10 +130,8 @@ def _beside(path: Path) -> Path:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Gives the file to write, which takes the name of ``path`` once it is whole: ``path`` has all or is as it was.
-
-    A device or a pipe is written as it is. Raises InputError, naming ``path``, where writing fails.
-    """
+    """Gives the file to write, which takes the name of ``path`` once it is whole: ``path`` has all or is as it was. A
+    device or a pipe is written as it is. Raises InputError, naming ``path``, where writing fails."""
     with _named_errors(path):
         beside = _beside(path)
         if beside == path:

@@ -29,11 +29,10 @@ class Contract:
     ``storage_bytes`` in every storage of one sub-batch and ``saved_bytes`` in all of plain PyTorch's together. The
     calls and ``autocast``, in words, also tell what differs where the fingerprints do.
 
-    ``densities``: by storage the share of non-zero elements that its sparse payload was counted with. ``has_link``: the
-    hardware has a link to a host. ``task_calls``: by task the covered call that it belongs to (-1: none), from
-    ``backward_from`` on those of backward; empty where nothing goes to the host. ``fidelity``, ``lossy``,
-    ``reserved_bytes`` and ``per_sub_batch_norm`` are what the caller asked for. A plan that :func:`gistkit.plan` has
-    not made leaves most of this open.
+    ``densities``: by storage the share of non-zero elements that its sparse payload was counted with. ``has_link``: to
+    a host. ``task_calls``: by task the covered call that it belongs to (-1: none), from ``backward_from`` on those of
+    backward; empty where nothing goes to the host. ``fidelity``, ``lossy``, ``reserved_bytes`` and
+    ``per_sub_batch_norm`` are what the caller asked for. Plans that :func:`gistkit.plan` has not made leave most open.
     """
 
     batch: int = 0

@@ -1,21 +1,5 @@
-"""Forms: how a storage spends the time between its two uses, forward and backward. One row a form, pure data.
-
-| form | its values come back | between the uses lie |
-|---|---|---|
-| `dense` | they stay | the bytes themselves |
-| `mask1` | never, a ReLU's backward reads the signs | 1 bit an element |
-| `bits` | by decoding | 1 bit an element of a bool; a dropout writes it by itself |
-| `argmax4`, `argmax8` | never, the max-pool that wrote the map reads it | 4 or 8 bits an output |
-| `fp16`, `fp10`, `fp8` (and `…s`) | by decoding, rounded | every element in a narrow float |
-| `int4s`, `int2s` | by decoding, rounded at random | every element in a small integer |
-| `zvc`, `csr`, alone and with a narrow float | by decoding | the non-zero elements, and where they stood |
-| `rebuild` | by the operators that made them, from the storages in ``Decision.sources`` | nothing |
-| `recompute` | by a rerun of the forward from ``Decision.sources`` | nothing |
-| `drop` | never, nobody reads them | nothing |
-
-No other module compares names of forms. :mod:`gistkit.codecs` holds an encoder and a decoder for every form with a
-payload.
-"""
+"""Forms: how a storage spends the time between its two uses. One row a form, pure data (docs/concepts.md has a table);
+no other module compares their names. :mod:`gistkit.codecs` has encoder and decoder of every form with a payload."""
 
 from __future__ import annotations
 
@@ -102,8 +86,7 @@ def _integers(bits: int) -> Size:
 
 
 def _sparse_rows(layout: str, places: Callable[[int, int], int]) -> list[Form]:
-    """A sparse layout alone and with each narrow float. ``places`` gives the bytes that say where the stored elements
-    stood."""
+    """A sparse layout alone and with each narrow float. ``places``: bytes of where the stored elements stood."""
 
     def row(narrow: str) -> Form:
         def size(elements: int, item_bytes: int, density: float | None) -> int:

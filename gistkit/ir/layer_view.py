@@ -33,12 +33,10 @@ _MAPS = ("activation", "input")
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its forward task, its backward tasks in order, and its blocks by id.
-
-    ``x`` are the feature maps that its forward reads, ``y`` those that it writes and hands on (an in-place layer's are
-    the same), ``own`` what it makes for its own backward alone (a pool's map, a dropout's mask, statistics),
-    ``weights`` its parameters. ``features`` tells whether it belongs to the feature extraction part.
-    """
+    """One layer: its forward task, its backward tasks in order, and its blocks by id. ``x`` are the feature maps that
+    its forward reads, ``y`` those that it writes and hands on (an in-place layer's are the same), ``own`` what it makes
+    for its own backward alone (a pool's map, a dropout's mask, statistics), ``weights`` its parameters. ``features``
+    tells whether it belongs to the feature extraction part."""
 
     index: int
     kind: str

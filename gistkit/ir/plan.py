@@ -68,12 +68,9 @@ class Decision:
 
 @dataclass(frozen=True)
 class CallChoice:
-    """How one covered call runs.
-
-    ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool behind it carries its mask; and
-    that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its algorithms by itself
-    (:mod:`gistkit.planning.cost.algorithms`).
-    """
+    """How one covered call runs. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool
+    behind it carries its mask; and that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its
+    algorithms by itself (:mod:`gistkit.planning.cost.algorithms`)."""
 
     covered: int
     op: str
@@ -86,8 +83,7 @@ _OPEN, _UNKNOWN = Contract(), Prediction()
 
 @dataclass(frozen=True)
 class Budget:
-    """A plan's promise: a step takes at most ``peak_bytes`` of ``total_bytes``, ``reserved_bytes`` among them for what
-    the planner cannot see."""
+    """A step takes at most ``peak_bytes`` of ``total_bytes``, ``reserved_bytes`` of them for what no plan sees."""
 
     total_bytes: int
     peak_bytes: int
@@ -110,12 +106,11 @@ class Plan:
     ``plain_bytes`` and ``kept_bytes`` are what plain PyTorch and the plan keep for backward. ``peak_bytes`` is the most
     that the device holds during forward and backward: parameters, buffers, gradients, inputs, activations, stashes,
     decoded copies, workspace, reserved bytes. ``step_s`` is the seconds of forward and backward, transfers beside the
-    computation and the host's share in them; ``prediction`` has plain PyTorch's of both.
-    ``lower_bound_bytes`` is the least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above
-    the least possible (0.0: proven optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the
-    batch is taken. ``fidelity`` is ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used.
-    ``contract`` says which step the plan was made for. ``details`` is what the policy tells of its own search, for
-    reports: nothing relies on it.
+    computation and the host's share in them; ``prediction`` has plain PyTorch's of both. ``lower_bound_bytes`` is the
+    least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above the least possible (0.0: proven
+    optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the batch is taken. ``fidelity`` is
+    ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used. ``contract`` says which step the
+    plan was made for. ``details`` is what the policy tells of its own search, for reports alone.
     """
 
     policy: str
@@ -159,8 +154,7 @@ class Plan:
 
     @staticmethod
     def from_json(text: str) -> Plan:
-        """The plan of :meth:`to_json`'s text. Raises PlanError for any other: the place in it, what was expected there
-        and what it has.
+        """The plan of :meth:`to_json`'s text. Raises PlanError for any other: place, what was expected, what it has.
 
         Where the text has a ``digest``, all else must be what that was made of: decisions, figures, contract.
         """

@@ -1,9 +1,6 @@
 """What it takes to bring a storage back: the recipe of a rebuild (:class:`gistkit.ir.plan.Decision`), a rerun of the
-forward, and the scratch memory of verifying under a budget that it came back bit for bit.
-
-The runtime compares in parts (:mod:`gistkit.runtime.stash.verify`), so that the first step of a shape, in which
-everything is verified, stays within the plan's peak as well.
-"""
+forward, and the scratch memory of verifying it under a budget, in parts (:mod:`gistkit.runtime.stash.verify`), so that
+the first step of a shape stays within the plan's peak as well."""
 
 from __future__ import annotations
 
@@ -31,8 +28,7 @@ def digest_bytes(nbytes: int, rows: int) -> int:
 
 
 def arithmetic_bytes(nbytes: int, dtype: str) -> int:
-    """Scratch of making a batch norm's output anew by PyTorch's operators: what a part takes besides the output
-    (nn.norm.Bound.widens)."""
+    """Scratch beside a batch norm's output that PyTorch's operators make anew, for a part (nn.norm.Bound.widens)."""
     return 0 if dtype == "float32" else _ARITHMETIC_COPIES * part_bytes(nbytes)
 
 

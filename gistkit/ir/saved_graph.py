@@ -23,12 +23,10 @@ LIBRARY = "library"
 
 @dataclass(frozen=True)
 class Value:
-    """One storage at one version (0, 1, ... counted by writes) through one geometry.
-
-    ``whole`` is True where shape and strides cover the storage without gaps or overlaps. ``producer`` is the call that
-    returned it first, -1 where none of this region did. ``view``: for autograd it is one, if of a tensor that the call
-    made inside (as a convolution of a single image does).
-    """
+    """One storage at one version (0, 1, ... counted by writes) through one geometry. ``whole`` is True where shape and
+    strides cover the storage without gaps or overlaps. ``producer`` is the call that returned it first, -1 where none
+    of this region did. ``view``: for autograd it is one, if of a tensor that the call made inside (as a convolution of
+    a single image does)."""
 
     id: int
     storage: int
@@ -42,13 +40,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Save:
-    """One saved tensor: the storage it lies in, the node and field that hold it, its geometry.
-
-    ``field`` is autograd's name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd
-    does not tell; ``read`` is False where backward uses the shape only (max-pool's and average-pool's ``self``),
-    unless the call is hidden.
-    ``value`` is the id of the saved value (-1: unknown).
-    """
+    """One saved tensor: the storage it lies in, the node and field that hold it, its geometry. ``field`` is autograd's
+    name without ``_saved_`` (``result``, ``self``, ``input``, ``weight``), ``?`` where autograd does not tell; ``read``
+    is False where backward uses the shape only (max-pool's and average-pool's ``self``), unless the call is hidden.
+    ``value`` is the id of the saved value (-1: unknown)."""
 
     storage: int
     node: str
@@ -99,11 +94,9 @@ class Call:
 
 @dataclass(frozen=True)
 class SavedStorage:
-    """One storage: bytes, dtype and shape at its first sight, producing call (-1: none in this region).
-
-    ``density`` is the measured share of non-zero elements or None; ``escapes`` is True where something outside the
-    recorded calls can still read it after the region (an output, a tensor that the model put away).
-    """
+    """One storage: bytes, dtype and shape at its first sight, producing call (-1: none in this region). ``density`` is
+    the measured share of non-zero elements or None; ``escapes`` is True where something outside the recorded calls can
+    still read it after the region (an output, a tensor that the model put away)."""
 
     id: int
     nbytes: int
@@ -127,14 +120,12 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class SavedGraph:
-    """All calls, storages and values of one training forward; see the module docstring.
-
-    ``tasks`` and ``blocks`` (:mod:`gistkit.ir.tasks`) are those of the whole step, backward included, where it was
-    captured with ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown;
-    ``least_rows`` how many rows of it a sub-batch must have to take the same way through the model, as far as asked;
-    ``small`` is the step of so many rows, where one of fewer than the batch was captured.
-    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode.
-    """
+    """All calls, storages and values of one training forward; see the module docstring. ``tasks`` and ``blocks``
+    (:mod:`gistkit.ir.tasks`) are those of the whole step, backward included, where it was captured with
+    ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown; ``least_rows``
+    how many rows of it a sub-batch must have to take the same way through the model, as far as asked; ``small`` is the
+    step of so many rows, where one of fewer than the batch was captured. ``state`` are the model's parameters and
+    buffers, ``training`` whether it was in training mode."""
 
     calls: tuple[Call, ...]
     storages: tuple[SavedStorage, ...]

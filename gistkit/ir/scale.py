@@ -115,10 +115,8 @@ def _without_rows(graph: SavedGraph) -> SavedGraph:
 
 
 def _no_rows(shape: tuple[int, ...], batch: int) -> tuple[int, ...]:
-    """A shape with no rows in it: in the first of its two outer dimensions that is a multiple of the batch.
-
-    A vector is no such tensor unless it has a length of just the batch: statistics have one of the channels.
-    """
+    """A shape with no rows in it: in the first of its two outer dimensions that is a multiple of the batch; of a vector
+    in a length of just the batch, as statistics have one of the channels."""
     for axis in range(min(2, len(shape))):
         if shape[axis] % batch == 0 and shape[axis] and (len(shape) > 1 or shape[axis] == batch):
             return (*shape[:axis], 0, *shape[axis + 1 :])

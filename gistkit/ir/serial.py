@@ -23,11 +23,9 @@ def spelling(item: Any) -> bytes:
 
 
 def from_json(kind: type[T], text: str | bytes, header: dict[str, Any] | None = None) -> tuple[T, dict[str, Any]]:
-    """The dataclass of :func:`to_json`'s text, and what the file says by the names in ``header``.
-
-    ``header`` holds what the file must say by name, None for anything. Raises ValueError for any other text: the place
-    in it, what was expected there and what it has.
-    """
+    """The dataclass of :func:`to_json`'s text, and what the file says by the names in ``header``. ``header`` holds what
+    the file must say by name, None for anything. Raises ValueError for any other text: the place in it, what was
+    expected there and what it has."""
     try:
         raw: Any = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:

@@ -38,12 +38,10 @@ class ConvShape:
 @dataclass(frozen=True)
 class Task:
     """One task: phase ``forward`` or ``backward``; the SavedGraph call it belongs to (-1: none); the blocks it reads.
-
     ``writes`` holds what it makes or overwrites. ``flops`` counts a multiplication and an addition as two.
     ``moved_bytes`` is the device-memory traffic of PyTorch's own operators. ``transient_bytes`` is what it makes and
     frees itself beyond its reads and writes, at its worst moment; ``plain_bytes`` what PyTorch's own operators take of
-    that kind and gistkit's do not. ``conv`` is given for convolutions.
-    """
+    that kind and gistkit's do not. ``conv`` is given for convolutions."""
 
     index: int
     phase: str
@@ -68,8 +66,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Use:
-    """A backward task that needs a saved block: ``values`` False where it asks for the sign only (a ReLU for its own
-    output) and never for the numbers."""
+    """A backward task that needs a saved block; ``values`` False: its signs only (a ReLU of its own output)."""
 
     task: int
     values: bool = True
@@ -77,17 +74,14 @@ class Use:
 
 @dataclass(frozen=True)
 class Block:
-    """One storage of the step.
-
-    ``storage`` is its id in the SavedGraph (-1: none; gradients have none). ``first`` is the task that makes it,
-    :data:`BEFORE` where it exists before the step; ``last`` the last task during which it is there if backward keeps
-    nothing, ``len(tasks)`` where it outlives the step. ``saved`` is the task from which autograd holds it (-1: never),
-    ``uses`` the backward tasks that need it, in order; so plain PyTorch holds it until the last of them. A saved block
-    without a use (a pool's input: only its shape is read) is held by plain PyTorch until ``holder``, the last backward
-    task that owns a reference. Where nodes that lead nowhere hold it until they die during the forward, ``last`` is
-    that, and ``read`` the last task during which it would be there without them: a form that stands for it is all that
-    they hold from then on (-1: there are none such).
-    """
+    """One storage of the step. ``storage`` is its id in the SavedGraph (-1: none; gradients have none). ``first`` is
+    the task that makes it, :data:`BEFORE` where it exists before the step; ``last`` the last task during which it is
+    there if backward keeps nothing, ``len(tasks)`` where it outlives the step. ``saved`` is the task from which
+    autograd holds it (-1: never), ``uses`` the backward tasks that need it, in order; so plain PyTorch holds it until
+    the last of them. A saved block without a use (a pool's input: only its shape is read) is held by plain PyTorch
+    until ``holder``, the last backward task that owns a reference. Where nodes that lead nowhere hold it until they die
+    during the forward, ``last`` is that, and ``read`` the last task during which it would be there without them: a form
+    that stands for it is all that they hold from then on (-1: there are none such)."""
 
     id: int
     kind: str

@@ -34,8 +34,7 @@ def capturing() -> bool:
 
 
 class Launcher(NamedTuple):
-    """Called with (programs, 1, 1, stream, ``function``, *``before``, then the kernel's arguments, as one tuple where
-    ``boxed``)."""
+    """Called with (programs, 1, 1, stream, ``function``, *``before``, the kernel's arguments, a tuple if ``boxed``)."""
 
     launch: Callable[..., Any]
     function: int

@@ -34,9 +34,9 @@ def unit_dtype(bits: int) -> torch.dtype:
     return torch.int16 if bits == 4 else torch.uint8
 
 
-def value_dtype(fmt: str, raw: torch.dtype, packed: bool = False) -> torch.dtype:
-    """Dtype of a sparse payload's values: raw's own, or that of the codes (int16 in slots for fp10)."""
-    return raw if fmt == "raw" else code_dtype(fmt, packed)
+def value_dtype(fmt: str, raw: torch.dtype) -> torch.dtype:
+    """Dtype of the values in a sparse payload's slots: raw's own, or that of the codes (int16 for fp10)."""
+    return raw if fmt == "raw" else code_dtype(fmt, packed=False)
 
 
 def padded(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -51,10 +51,8 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
-    """The 1-D view of a dense tensor in storage order; no copy.
-
-    Raises ValueError for a tensor with gaps or overlaps: pass ``x.contiguous()`` then.
-    """
+    """The 1-D view of a dense tensor in storage order; no copy. Raises ValueError for a tensor with gaps or overlaps:
+    pass ``x.contiguous()`` then."""
     if not is_dense(x):
         raise ValueError(
             f"flat: x must be dense and non-overlapping, got shape {tuple(x.shape)} with strides {x.stride()}; "
@@ -74,10 +72,8 @@ def is_channels_last(x: torch.Tensor) -> bool:
 
 
 def nibbles_pack(codes: torch.Tensor) -> torch.Tensor:
-    """uint8[ceil(n/2)]: two codes (uint8[n], their lower four bits) to a byte, the first in the low nibble.
-
-    The odd one out sits alone in the last byte. The pool kernels write this layout by themselves.
-    """
+    """uint8[ceil(n/2)]: two codes (uint8[n], lower four bits) a byte, first the low nibble, as the pool kernels
+    write."""
     packed = codes[::2] & 15
     packed[: codes.numel() // 2].bitwise_or_(codes[1::2] << 4)
     return packed

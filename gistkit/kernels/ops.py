@@ -44,11 +44,8 @@ def _oracles(family: str) -> ModuleType:
 
 
 def operator(family: str, schema: str) -> Callable[[Callable | None], Callable]:
-    """Define ``gistkit::name`` from its schema; the decorated function is its fake (shapes only) implementation. None
-    in its place: for CPU tensors alone, where sizes depend on values; there is no launcher then.
-
-    Returns the callable operator overload, so the module's name is bound to what callers use.
-    """
+    """Define ``gistkit::name`` from its schema; the decorated function is its fake implementation. None in its place:
+    for CPU tensors alone, as sizes depend on values, without a launcher. Returns the callable operator overload."""
     name = schema[: schema.index("(")]
 
     def implementation(module: Callable[[str], ModuleType], *args, **kwargs):

@@ -1,8 +1,6 @@
-"""What PyTorch's own ReLU makes of -0.0 on a device: it depends on the release, so the device is asked.
-
-The CPU gives -0.0, CUDA of torch 2.11 gives +0; pull request 185354 of PyTorch (2026) is about making it -0.0 there.
-Kernels that fuse a ReLU take the answer as a compile-time constant.
-"""
+"""What PyTorch's own ReLU makes of -0.0 on a device, which is asked, as it depends on the release: the CPU gives -0.0,
+CUDA of torch 2.11 gives +0 (pull request 185354 of 2026 is about -0.0 there). Kernels that fuse a ReLU take the answer
+as a compile-time constant."""
 
 from __future__ import annotations
 
@@ -16,11 +14,9 @@ _BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16:
 
 
 def relu_keeps_negative_zero(x: torch.Tensor) -> bool:
-    """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0.
-
-    The first call for a device and dtype waits until the current stream has run one element through; none later does.
-    Raises RuntimeError where that first call falls into the capture of a CUDA graph.
-    """
+    """True where ``torch.relu`` of -0.0 is -0.0 on the device and in the dtype of x, False where it is +0. The first
+    call for a device and dtype waits until the current stream has run one element through; none later does. Raises
+    RuntimeError where that first call falls into the capture of a CUDA graph."""
     return _ask(x.device, x.dtype)
 
 

@@ -1,8 +1,5 @@
-"""The contract of a plan: written when a step is planned, compared with the forward that is about to run.
-
-:class:`gistkit.ir.Contract` says what it holds. Sizes may differ, as a last batch is smaller; an empty one has another
-graph.
-"""
+"""The contract of a plan (:class:`gistkit.ir.Contract`): written when a step is planned, compared with the forward that
+is about to run. Sizes may differ, for a last batch; an empty one has another graph."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
 
 
 def task_calls(graph: SavedGraph) -> dict[str, Any]:
-    """What the contract of a plan that sends something to the host says of tasks: by task its covered call, and the
-    first task of backward."""
+    """For a plan that sends to the host: by task its covered call, and the first task of backward."""
     calls = tuple(graph.calls[t.call].covered if t.call >= 0 else -1 for t in graph.tasks)
     first = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks))
     return {"task_calls": calls, "backward_from": first}
@@ -84,8 +80,7 @@ def check_inputs(contract: Contract, inputs: Tensors) -> None:
 
 def check_forward(contract: Contract, graph: SavedGraph) -> None:
     """Raise PlanMismatchError where a captured forward is not what a budget was planned for: naming the first call that
-    is another or has other strides, kernels and the like, or the first storage that is larger, or a part of which
-    nothing is known."""
+    is another or has other strides, kernels and the like, or the first storage that is larger."""
     if not contract.known:
         return
     _check_calls(contract, graph)
@@ -105,8 +100,7 @@ def check_forward(contract: Contract, graph: SavedGraph) -> None:
 
 def check_same(contract: Contract, graph: SavedGraph, inputs: Tensors, autocast: str) -> None:
     """Raise PlanMismatchError naming what is another in a captured forward whose fingerprint is not the plan's: its
-    mode, a call, who needs a gradient. ``autocast``: what is in force, in words. Nothing is raised where the contract
-    does not know the step."""
+    mode, a call, who needs a gradient. ``autocast``: the one in force. Nothing is raised where the step is unknown."""
     if contract.known:
         if contract.training != graph.training:
             planned, now = ("training" if mode else "evaluation" for mode in (contract.training, graph.training))

@@ -20,11 +20,9 @@ class Choice(NamedTuple):
 
 def least_bytes_within(groups: Sequence[Sequence[Choice]], bound: float) -> list[int]:
     """The number of the choice taken of every group: least bytes with the root of the summed squares of the errors at
-    most ``bound`` (above 0). The first choice of every group must have error 0.
-
-    Dynamic programming over the variance: each square is rounded up to a 2**14th of the bound's, so the bound holds,
-    and of n groups at most n of these units are wasted. Of equal bytes the least error, then the first choice is taken.
-    """
+    most ``bound`` (above 0). The first choice of every group must have error 0. Dynamic programming over the variance:
+    each square is rounded up to a 2**14th of the bound's, so the bound holds, and of n groups at most n of these units
+    are wasted. Of equal bytes the least error, then the first choice is taken."""
     best, taken = np.zeros(UNITS + 1, dtype=np.int64), []
     units = [[math.ceil(min(choice.error / bound, 2.0) ** 2 * UNITS) for choice in group] for group in groups]
     for group, costs in zip(groups, units, strict=True):

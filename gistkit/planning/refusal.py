@@ -29,11 +29,9 @@ def least_bytes(
     batch_norm: bool = False,
     known: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """The least peak found for each class of moves, which is a budget that `optimal` can meet.
-
-    ``lossy`` names the format of that class (default fp8). ``batch_norm`` accepts sub-batches for a network whose batch
-    norms then see other statistics. ``known`` holds the classes whose least peak is known already.
-    """
+    """The least peak found for each class of moves, which is a budget that `optimal` can meet. ``lossy`` names the
+    format of that class (default fp8). ``batch_norm`` accepts sub-batches for a network whose batch norms then see
+    other statistics. ``known`` holds the classes whose least peak is known already."""
     found: dict[str, int] = {}
     for name in FIDELITIES:
         own = (known or {}).get(name)

@@ -148,9 +148,8 @@ def card(name: str, memory_bytes: int) -> Hardware | None:
 
 
 def card_at_hand(device: torch.device) -> Hardware:
-    """The hardware of a CUDA device of this machine, with the memory that it really has. Its rates are kept ones, else
-    those of its preset, else measured ones, which takes a few seconds and is kept. Raises ValueError where the device
-    has no memory left for that."""
+    """The hardware of a CUDA device of this machine, with its real memory. Its rates are kept ones, else those of its
+    preset, else measured ones, in a few seconds, and kept. Raises ValueError where it has no memory left."""
     found = torch.cuda.get_device_properties(device)
     known = kept_calibration(found.name) or card(found.name, found.total_memory)
     if known is not None:
@@ -167,8 +166,7 @@ def card_at_hand(device: torch.device) -> Hardware:
 
 
 def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.device:
-    """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in the name of ``who``, for any other and for one
-    that is not there."""
+    """The device, ``cpu``, ``cuda`` or ``cuda:N``. Raises ValueError, in ``who``'s name, for any other."""
     got = str(device) if isinstance(device, torch.device) else device
     try:
         place = torch.device(device)

@@ -2,14 +2,12 @@
 profile likewise before they plan), on as many rows of the batch as fit the device.
 
 The operators of a real step are timed one by one and put down to the forward call or backward node that runs them, as
-the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events
-around it. The host's own time for the watching lies between operators and is not counted; but where the device waits
-for the host, an operator's launch is: tasks of a few tens of microseconds read too long.
+the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events.
+Where the device waits for the host an operator's launch is counted: tasks of tens of microseconds read too long.
 
-Who plans for a budget often has a step that plain PyTorch cannot run. So where the whole batch does not fit, half of
-its rows are taken, and so on; each task's time grows as the roofline says (:func:`gistkit.ir.scale.scaled`: work and
-traffic of activations in proportion, those of parameters not at all). Out of memory counts as not fitting, and so does
-a cuDNN that finds no engine: on a card without memory for a workspace it says that instead.
+Where the whole batch does not fit, half of its rows are taken, and so on; each task's time grows as the roofline says
+(:func:`gistkit.ir.scale.scaled`). Out of memory counts as not fitting, and so does a cuDNN that finds no engine: on a
+card without memory for a workspace it says that instead.
 """
 
 from __future__ import annotations
@@ -77,12 +75,10 @@ class Measured:
 
 def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> StepTimes:
     """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
-
-    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is
-    scaled by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs.
-    Synchronises. Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
-    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises.
-    """
+    ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is scaled
+    by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs. Synchronises.
+    Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
+    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises."""
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
     parts = _first_parts(graph, hardware)
     while True:
@@ -151,7 +147,6 @@ def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:
-    """The work on the first rows: of every tensor that has the batch's rows."""
 
     def cut(item: Any) -> Any:
         has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
@@ -192,15 +187,12 @@ def all_tensors(*items: Any) -> list[torch.Tensor]:
 
 
 def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repeats: int = 3) -> Measured:
-    """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, for
-    ``cost_table``, with the workspace of convolutions and the seconds of the whole step.
-
-    Runs ``repeats`` steps after two that nobody watches, of which the faster one counts, on a deep copy of the model in
-    plain PyTorch, on the device that model and arguments are on; each task's least time counts. A convolution's two
-    gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half of its backward's
-    time each. Tasks of no call that this step does not have are left out. Synchronises; on CUDA the allocator's peak
-    statistics begin anew.
-    """
+    """The seconds of every task of ``graph``, which ``capture(..., backward=True)`` made of this model, with the
+    workspace of convolutions and the seconds of the whole step. Runs ``repeats`` steps after two that nobody watches,
+    of which the faster one counts, on a deep copy of the model in plain PyTorch; each task's least time counts. A
+    convolution's two gradients are taken one after the other, as the runtime takes them; a linear's two tasks get half
+    of its backward's time each. Tasks of no call that this step does not have are left out. Synchronises; on CUDA the
+    allocator's peak statistics begin anew."""
     best: dict[int, float] = {}
     workspace_bytes: dict[int, int] = {}
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
@@ -215,7 +207,6 @@ def measured_step(graph: SavedGraph, model: torch.nn.Module, work: Work, *, repe
 
 
 def _unwatched(model: torch.nn.Module, work: Work) -> float:
-    """Seconds of one step."""
     model.zero_grad(set_to_none=True)
     cards = {t.device for t in all_tensors(model, work.args, work.kwargs) if t.device.type == "cuda"}
 
@@ -315,8 +306,7 @@ Parts = list[tuple[tuple[int, str], float]]
 
 
 def _matched(graph: SavedGraph, ran: list[tuple[Task, Span]]) -> dict[int, Parts]:
-    """What a task of the graph is of the spans; what ran beside its tasks (a gradient copied on its way to ``.grad``)
-    is left out."""
+    """What a task of the graph is of the spans; what ran beside tasks (a gradient copied to ``.grad``) is left out."""
     shares = Counter(id(span) for _, span in ran)
     key = attrgetter("phase", "op", "call", "part")
     found: dict[tuple, deque[Parts]] = defaultdict(deque)

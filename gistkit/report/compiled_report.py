@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rich.table import Table
-
 from gistkit.compiled import GraphRecord, Kept
-from gistkit.report.tables import MIB, rendered, table
+from gistkit.report.tables import hundredths, kept_table, rendered
 
-SHOWN = 40
 WIDTH = 150
 NOTHING = (
     "no training step has been compiled yet, or PyTorch's caches had its graphs and no record of them is left; "
@@ -69,27 +66,19 @@ class CompiledReport:
         for name, count in (item for graph in self.graphs for item in graph.rewrites):
             done[name] = done.get(name, 0) + count
         rewrites = [f"rewritten before the cut: {', '.join(f'{n} {name}' for name, n in done.items())}"] if done else []
-        return rendered([_table(self.rows), self._totals(), *rewrites, *self.notes], WIDTH)
+        columns = ("storage", "made by", "shape", "dtype", "form")
+        title = "kept for backward by compiled graphs, largest first"
+        shown = kept_table(title, columns, self.rows, _cells, "report.rows")
+        return rendered([shown, self._totals(), *rewrites, *self.notes], WIDTH)
 
     def _totals(self) -> str:
         ratio = "" if self.ratio is None else f": {self.ratio:.2f}x"
         return (
-            f"kept {self.kept_bytes / MIB:.2f} MiB in {len(self.graphs)} graph(s), torch.compile "
-            f"{self.plain_bytes / MIB:.2f} MiB{ratio}; predicted peak of a step {self.peak_bytes / MIB:.2f} MiB, "
-            f"torch.compile {max(g.plain_peak_bytes for g in self.graphs) / MIB:.2f} MiB"
+            f"kept {hundredths(self.kept_bytes)} MiB in {len(self.graphs)} graph(s), torch.compile "
+            f"{hundredths(self.plain_bytes)} MiB{ratio}; predicted peak of a step {hundredths(self.peak_bytes)} MiB, "
+            f"torch.compile {hundredths(max(g.plain_peak_bytes for g in self.graphs))} MiB"
         )
 
 
-def _table(rows: tuple[Kept, ...]) -> Table:
-    columns = ("storage", "made by", "shape", "dtype", "form", ">plain MiB", ">kept MiB", "why")
-    shown = table("kept for backward by compiled graphs, largest first", *columns, wrap=True)
-    ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
-    for r in ordered[:SHOWN]:
-        shape = "x".join("?" if d < 0 else str(d) for d in r.shape)
-        sizes = (f"{r.plain_bytes / MIB:.2f}", f"{r.kept_bytes / MIB:.2f}")
-        shown.add_row(r.name, r.op, shape, r.dtype, r.form, *sizes, r.reason)
-    if rest := ordered[SHOWN:]:
-        sums = (sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest))
-        sizes = [f"{nbytes / MIB:.2f}" for nbytes in sums]
-        shown.add_row(f"{len(rest)} smaller ones", "", "", "", "", *sizes, "all in report.rows")
-    return shown
+def _cells(r: Kept) -> tuple[str, ...]:
+    return r.name, r.op, "x".join("?" if d < 0 else str(d) for d in r.shape), r.dtype, r.form

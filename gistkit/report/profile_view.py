@@ -9,9 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gistkit.planning.cost import StepTimes
-from gistkit.report.tables import mib, milliseconds, rendered, table
+from gistkit.report.tables import SHOWN, mib, milliseconds, rendered, table
 
-SHOWN = 40
 TITLES = {
     "weights": "weights and buffers",
     "weight_gradients": "weight gradients",
@@ -55,8 +54,7 @@ class Profile:
     By class (:mod:`gistkit.api.profiling`): ``total_bytes``, every storage once; ``most_bytes``, the most of the class
     at one moment; ``peak_class_bytes``, at the moment of the step's peak; ``memory_bytes``, by task, for pictures.
     ``stashed_bytes`` are the stashed ones by what makes and reads them. Workspace is reused, so its total is its most.
-    ``backward_task`` is the first task of the backward. ``times`` are the measured times that all seconds come from,
-    None where they are predictions.
+    ``backward_task``: backward's first. ``times``: the measured ones behind all seconds, None where predicted.
     """
 
     model: str

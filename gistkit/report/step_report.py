@@ -1,5 +1,4 @@
-"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with the
-reasons."""
+"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with reasons."""
 
 from __future__ import annotations
 
@@ -7,20 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
-from rich.table import Table
 
 from gistkit.compiled import records_of, records_of_traced
 from gistkit.errors import CompressError
 from gistkit.report.compiled_report import CompiledReport
-from gistkit.report.tables import MIB, rendered, table
+from gistkit.report.tables import hundredths, kept_table, rendered
 from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
 
-SHOWN = 40
 WIDTH = 150
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:.2f}"
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,8 @@ class BudgetReport:
 
     def lines(self) -> list[str]:
         """The same in words."""
-        measured = "" if self.measured_bytes is None else f", measured {_mib(self.measured_bytes)} MiB"
-        predicted = f"budget {_mib(self.budget_bytes)} MiB, predicted peak {_mib(self.predicted_bytes)} MiB"
+        measured = "" if self.measured_bytes is None else f", measured {hundredths(self.measured_bytes)} MiB"
+        predicted = f"budget {hundredths(self.budget_bytes)} MiB, predicted peak {hundredths(self.predicted_bytes)} MiB"
         lines = [predicted + measured, f"planned for {self.hardware}"]
         if self.denser:
             d = self.denser[0]
@@ -65,8 +58,7 @@ class Report:
     """The last training forward of a compressed model. ``str()`` gives tables; ``stats`` the data behind them.
 
     ``stats`` is None before the first training forward. ``densities`` are the shares of non-zero elements that its
-    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget`` is there under a plan with a
-    budget.
+    steps measured, by storage: what :func:`gistkit.plan` takes as ``density``. ``budget``: under a plan with one.
     """
 
     stats: StepStats | None
@@ -95,40 +87,33 @@ class Report:
         promise = [] if self.budget is None else self.budget.lines()
         stats, parts = self.stats, ["no training forward yet", *promise]
         if stats is not None:
-            parts = [_table(stats.rows), self._totals(stats), *promise, *stats.notes]
+            columns, where = ("module", "op", "shape", "codec"), "report.stats.rows"
+            shown = kept_table("kept for backward, largest first", columns, stats.rows, _cells, where)
+            parts = [shown, self._totals(stats), *promise, *stats.notes]
         return rendered([*parts, *self.notes], WIDTH)
 
     def _totals(self, stats: StepStats) -> str:
-        kept = f"kept {_mib(stats.kept_bytes)} MiB"
+        kept = f"kept {hundredths(stats.kept_bytes)} MiB"
         if stats.plain_bytes is None or stats.predicted_bytes is None:
             return kept
-        text = f"{kept}, predicted {_mib(stats.predicted_bytes)} MiB, plain PyTorch {_mib(stats.plain_bytes)} MiB"
+        plain = hundredths(stats.plain_bytes)
+        text = f"{kept}, predicted {hundredths(stats.predicted_bytes)} MiB, plain PyTorch {plain} MiB"
         gain = "" if self.ratio is None else f": {self.ratio:.2f}x"
         if self.ratio is not None and self.ratio < 1.05:
             gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
         return text + gain
 
 
-def _table(rows: tuple[Row, ...]) -> Table:
-    columns = ("module", "op", "shape", "codec", ">plain MiB", ">kept MiB", "why")
-    shown = table("kept for backward, largest first", *columns, wrap=True)
-    ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
-    for r in ordered[:SHOWN]:
-        shape = "x".join(map(str, r.shape))
-        shown.add_row(r.module, r.op, shape, r.codec, _mib(r.plain_bytes), _mib(r.kept_bytes), r.reason)
-    if rest := ordered[SHOWN:]:
-        plain, kept = sum(r.plain_bytes for r in rest), sum(r.kept_bytes for r in rest)
-        shown.add_row(f"{len(rest)} smaller ones", "", "", "", _mib(plain), _mib(kept), "all in report.stats.rows")
-    return shown
+def _cells(r: Row) -> tuple[str, ...]:
+    return r.module, r.op, "x".join(map(str, r.shape)), r.codec
 
 
 def report(model: torch.nn.Module) -> Report | CompiledReport:
     """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why. Of a
     model that was compiled with gistkit, the same for the graphs that it was compiled to.
 
-    Example: ``print(gistkit.report(model))``. Does not synchronise with a device. On CUDA a sparse payload counts with
-    its forecast size, and with its scratch where there is no forecast, until its size has arrived. Raises CompressError
-    where the model is neither.
+    Example: ``print(gistkit.report(model))``. Never waits for a device. On CUDA a sparse payload counts with its
+    forecast size, or its scratch without one, until its size arrives. Raises CompressError where the model is neither.
     """
     stand_in = compressed_forward(model)
     if stand_in is None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 MIB = 2**20
+SHOWN = 40
+"""Rows of a table."""
 NO_EDGE = 10_000
 """Columns of what is no terminal: more than any table has."""
 
@@ -41,12 +44,29 @@ def rendered(parts: Iterable[RenderableType], width: int = 120) -> str:
 
 
 def table(title: str, *columns: str, wrap: bool = False, **style) -> Table:
-    """A table without rows; the name of a column of numbers begins with ``>``, which aligns it on the right. ``wrap``:
-    cells may take several lines."""
+    """An empty table; ``>`` before a column's name aligns it on the right. ``wrap``: cells may take several lines."""
     made = Table(title=title, **style)
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", no_wrap=not wrap)
     return made
+
+
+def kept_table(title: str, columns: Iterable[str], rows: Iterable[Any], cells: Callable, where: str) -> Table:
+    """A table of kept tensors: what ``cells`` says of the largest, plain and kept bytes and why; ``where`` all are."""
+    shown = table(title, *columns, ">plain MiB", ">kept MiB", "why", wrap=True)
+    ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
+    for r in ordered[:SHOWN]:
+        shown.add_row(*cells(r), hundredths(r.plain_bytes), hundredths(r.kept_bytes), r.reason)
+    if rest := ordered[SHOWN:]:
+        sums = (hundredths(sum(r.plain_bytes for r in rest)), hundredths(sum(r.kept_bytes for r in rest)))
+        blank = [""] * (len(shown.columns) - 4)
+        shown.add_row(f"{len(rest)} smaller ones", *blank, *sums, f"all in {where}")
+    return shown
+
+
+def hundredths(nbytes: float) -> str:
+    """MiB with two digits."""
+    return f"{nbytes / MIB:.2f}"
 
 
 def mib(nbytes: float) -> str:

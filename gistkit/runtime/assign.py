@@ -172,8 +172,7 @@ def _groups(lab: _Lab, rounded: Mapping[str, list[int]]) -> dict[int, dict[str, 
 
 
 def _within(lab: _Lab, groups: dict[int, dict[str, Choice]], max_error: float) -> tuple[dict[int, str], float]:
-    """Formats whose error, measured together, is within the bound, and what the model expects of them; none where the
-    model is too far off."""
+    """Formats whose error together is within the bound, and what the model expects; none where it is too far off."""
     bound = max_error
     for _ in range(ROUNDS):
         taken = least_bytes_within([list(group.values()) for group in groups.values()], bound)

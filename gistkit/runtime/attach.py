@@ -45,9 +45,8 @@ def compress(
         model = gistkit.compress(model)
         loss_fn(model(images), labels).backward()  # the training loop stays as it was
 
-    ``plan``: a plan of :func:`gistkit.plan`. None: the first training forward is captured and planned by the Gist
-    policy. Then loss, gradients, buffers and parameters equal plain PyTorch's bit for bit, under deterministic
-    algorithms.
+    ``plan``: a plan of :func:`gistkit.plan`. None: the first training forward is captured and planned by Gist's rules.
+    Then loss, gradients, buffers and parameters equal plain PyTorch's bit for bit, under deterministic algorithms.
 
     ``lossy``: also rounds what is kept, to ``fp16``, ``fp10`` or ``fp8`` (Gist's formats), or with a power-of-two scale
     per 128 elements to ``fp16s``, ``fp10s`` or ``fp8s``, or at random and without bias to integers between the ends of

@@ -22,11 +22,9 @@ def autocast_now() -> AutocastState:
 
 
 def signature(args: tuple, kwargs: dict, by_value: tuple = (int, str)) -> tuple:
-    """What a plan depends on besides the model: everything about the arguments but sizes, and autocast.
-
-    Arguments of the types ``by_value`` count with their values, as flags do; other numbers with their type. A forward
-    that takes another way because of one leaves its plan and stays exact.
-    """
+    """What a plan depends on besides the model: everything about the arguments but sizes, and autocast. Arguments of
+    the types ``by_value`` count with their values, as flags do; other numbers with their type. A forward that takes
+    another way because of one leaves its plan and stays exact."""
     if kwargs or any([type(x) is not torch.Tensor for x in args]):
         leaves, spec = tree_flatten((args, kwargs))
         form = str(spec)

@@ -153,8 +153,7 @@ class CompressedForward:
         return replica
 
     def reduce_model(self, protocol: SupportsIndex) -> Any:
-        """``__reduce_ex__`` of the model: its own. A shallow copy, which ``copy.copy`` makes of the same attributes,
-        gets a forward that refuses."""
+        """The model's own ``__reduce_ex__``. A shallow copy by ``copy.copy`` gets a forward that refuses."""
         kind: Any = type(self.model)
         made, given, *rest = kind.__reduce_ex__(self.model, protocol)
         shallow = sys._getframe(1).f_code is copy.copy.__code__
@@ -201,8 +200,7 @@ def _refuse(text: str, *args: Any, **kwargs: Any) -> Any:
 
 def _unbound(original: Callable) -> Callable:
     """A stand-in as a function of the module. accelerate wraps ``forward.__func__`` and binds the result to the model;
-    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``, which accelerate would follow past
-    gistkit."""
+    as this holds no model, a copy of that runs the copy. It has no ``__wrapped__``, which accelerate would follow."""
 
     def forward(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         stand_in = vars(self).get(STAND_IN)

@@ -28,11 +28,9 @@ def vgg_features(depths: tuple[int, ...], padding: int = 1, ceil_mode: bool = Fa
 @torch.no_grad()
 def _centre(model: nn.Module) -> None:
     """Take every convolution filter's mean out, and enlarge what is left so that ReLUs keep the variance (Brock, De and
-    Smith, 2021, "Characterizing signal propagation": scaled weight standardisation, here once and not in every step).
-
-    Without batch norm, deep layers see the mean of all images and little else: behind VGG-16's convolutions two digits
-    have a cosine of 0.985 by He's initialisation alone, and of 0.90 by this one, which learns in half the steps.
-    """
+    Smith, 2021: scaled weight standardisation, here once). Without batch norm, deep layers see little but the mean of
+    all images: behind VGG-16's convolutions two digits have a cosine of 0.985 by He's initialisation alone, and of 0.90
+    by this one, which learns in half the steps."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             weight = module.weight

@@ -65,5 +65,5 @@ def test_other_types(budget):
 
 
 def test_a_reserve_is_no_share():
-    with pytest.raises(ValueError, match=r"reserve must be .*, got '10%': a share of what\? Write bytes"):
-        parse_bytes("10%", "reserve")
+    with pytest.raises(ValueError, match=r"reserved_bytes must be .*, got '10%': a share of what\? Write bytes"):
+        parse_bytes("10%")

@@ -99,7 +99,7 @@ def same(first, second):
 
 def ways(graph, costs, number, place, lossy=None):
     """One decision a storage: the ``number``-th codec at the place, coming back at its first use; else the first."""
-    for found in options(graph, costs, "lossy" if lossy else "bitwise", lossy).values():
+    for found in options(graph, costs, lossy).values():
         late = {}
         for d in found:
             if d.place == place and (d.codec not in late or d.prefetch > late[d.codec].prefetch):

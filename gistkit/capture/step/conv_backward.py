@@ -24,8 +24,7 @@ def made_of(args: Sequence[Any], out: Sequence[Any]) -> Iterator[tuple[torch.Ten
 
 
 def unasked_bytes(func: Any, args: Sequence[Any]) -> int:
-    """Bytes of the weight gradient that oneDNN also makes when only the bias's gradient is asked for; 0 for any other
-    operator."""
+    """Bytes of the weight gradient that oneDNN also makes when only the bias's is asked for; 0 for other operators."""
     if func is not CONV_BACKWARD or args[_MASK][1] or not args[_MASK][2]:
         return 0
     _, x, weight, bias_sizes, *where = args[:_MASK]

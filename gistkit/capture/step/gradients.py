@@ -1,9 +1,7 @@
-"""Which tensors made in backward are gradients of weights and biases. They are made first where the backward of a
-convolution or linear is taken in two halves, and they are whole in every sub-batch and batch slice.
-
-A parameter's ``.grad`` tells some. It does not where the parameter gets a copy in a layout of its own, and where the
-weight is computed in the step: a narrow copy of autocast's, a standardised or re-parametrised one.
-"""
+"""Which tensors made in backward are gradients of weights and biases: made first where the backward of a convolution or
+linear is taken in two halves, and whole in every sub-batch. A parameter's ``.grad`` does not tell where the parameter
+gets a copy in a layout of its own, or where the weight is computed in the step: autocast's narrow copy, a standardised
+or re-parametrised one."""
 
 from __future__ import annotations
 
@@ -20,9 +18,8 @@ _WEIGHT_FIELDS = ("weight", "mat2")
 def weight_gradients(
     graph: SavedGraph, notes: Notes, tracer: Tracer, calls: Sequence[int], gradients: Collection[int]
 ) -> frozenset[int]:
-    """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, storages of the
-    parameters' own, what those are copies of, and what the halves of split calls make. ``calls``: by span, the call
-    that it belongs to, or -1."""
+    """The ids of what the tracer saw that are gradients of weights and biases: ``gradients``, the parameters' own, what
+    those are copies of, and what the halves of split calls make. ``calls``: by span, its call or -1."""
     split, ledger = split_calls(notes), notes.ledger
     own = {s.id for s in tracer.seen if s.ref.cdata in gradients}
     found = own | set(_copied(tracer, own))

@@ -130,7 +130,6 @@ class StepBuilder:
         return "gradient" if self.tracer.spans[item.first].key[0] == BACKWARD else "activation"
 
     def _saves(self) -> None:
-        """Give the saved blocks their uses."""
         of_node: dict[int, int] = {}
         for span, first in zip(self.tracer.spans, self.first_task, strict=True):
             if span.key[0] == BACKWARD and span.key[1] is not None and span.writes:
@@ -173,11 +172,9 @@ class StepBuilder:
                 self.blocks[b.id] = replace(b, **kept)
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
-        """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly.
-
-        Not so where it is read by others than the node that saved it: a checkpoint unpacks its inputs for the forward
-        that runs again, whose nodes keep them; an in-place op on a view runs inside another node, its CopySlices.
-        """
+        """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly. A
+        checkpoint's inputs are kept by the forward that runs again, an in-place op on a view runs inside its
+        CopySlices."""
         for item in self.tracer.seen:
             if item.stand_in is None or item.unpacked < 0:
                 continue
@@ -187,7 +184,6 @@ class StepBuilder:
                 yield block, range(first, last + 1)
 
     def _link(self) -> None:
-        """Reads, writes and transients of the tasks, now that blocks have numbers."""
         counted = self._counted()
         weights = {self.block_of[i] for i in self.of_weights if i in self.block_of}
         for number, span in enumerate(self.tracer.spans):
@@ -213,11 +209,8 @@ class StepBuilder:
                 self.tasks[index] = replace(task, reads=read, writes=mine, transient_bytes=ours, plain_bytes=plain)
 
     def _on_linear(self, task: Task) -> bool:
-        """Whether this is the backward of a ReLU in place on what a linear has just made.
-
-        Of three dimensions and more that is a view in PyTorch, so that the ReLU's node runs inside another one, which
-        copies gradients; gistkit's linear makes no view (nn.linear).
-        """
+        """Whether this is the backward of a ReLU in place on what a linear has just made: from three dimensions on a
+        view in PyTorch, whose node copies gradients; gistkit's linear makes none (nn.linear)."""
         if task.phase != BACKWARD or task.op != "relu" or not self.graph.calls[task.call].inplace:
             return False
         relu = self.graph.calls[task.call]

@@ -1,9 +1,7 @@
-"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward.
-
-Saved tensors are held by light stand-ins (``Recorder(light=True)``), so a storage is seen to die where it would if
-backward kept nothing of it, and what backward makes is seen to live as long as it really does. What runs between two
-changes of the forward call or the backward node is one *span*; :mod:`gistkit.capture.step.tasks` makes tasks of spans.
-"""
+"""Tracer: which storages exist during every operator of one step on fake tensors, forward and backward. Light stand-ins
+hold saved tensors (``Recorder(light=True)``), so a storage dies where it would if backward kept nothing of it, and what
+backward makes lives as long as it really does. What runs between two changes of the forward call or the backward node
+is one *span*, of which :mod:`gistkit.capture.step.tasks` makes tasks."""
 
 from __future__ import annotations
 
@@ -35,12 +33,10 @@ Key = tuple[str, int | None, str]
 
 @dataclass
 class Seen:
-    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``.
-
-    One that stands for a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of
-    ``unpacked``, to ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its
-    cache to hold while the context is open.
-    """
+    """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``. One that stands for
+    a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of ``unpacked``, to
+    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold while
+    the context is open."""
 
     id: int
     ref: StorageWeakRef
@@ -55,12 +51,10 @@ class Seen:
 
 @dataclass
 class Span:
-    """Operators that ran one after the other for one forward call or one backward node.
-
-    ``key``: (phase, provisional call number or node sequence number, node name). ``sources``: what it made, by what
-    that was made of. ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked
-    for it. ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too.
-    """
+    """Operators that ran one after the other for one forward call or one backward node. ``key``: (phase, provisional
+    call number or node sequence number, node name). ``sources``: what it made, by what that was made of.
+    ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked for it.
+    ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too."""
 
     key: Key
     ops: list[str] = field(default_factory=list)
@@ -97,8 +91,7 @@ class Tracer(TorchDispatchMode):
         self._live_bytes = self._asked = 0
         self._stood: dict[int, Seen] = {}
         self.dropped: dict[int, int] = {}
-        """By storage, the span that ran when a node that held it for backward died before that began; that after the
-        last where it outlives the step."""
+        """By storage, the span in which a node that held it died before backward; past the last where it stays."""
         self._leaf: torch.Tensor | None = None
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -175,10 +168,8 @@ class Tracer(TorchDispatchMode):
         return self.spans[-1]
 
     def _is_sum(self, func: Any, inputs: list[torch.Tensor], key: Key) -> bool:
-        """Whether autograd adds a node's result to what another branch sent: it runs after the node, under its name.
-
-        One term was made by the node, the other neither made nor read by it.
-        """
+        """Whether autograd adds a node's result to what another branch sent, after the node and under its name: one
+        term was made by the node, the other neither made nor read by it."""
         if func not in _SUMS or key[0] != "backward" or not self.spans or self.spans[-1].key != key:
             return False
         span, now = self.spans[-1], len(self.spans) - 1

@@ -1,8 +1,6 @@
-"""The operators that a training step of many small layers calls most, past the dispatcher.
-
-The dispatcher takes 3 us a call, and as much again goes into the flat views that the operators want. A dense tensor of
-any shape is its own storage in storage order, so on a plain CUDA tensor that nothing watches the launcher is called as
-it is. Everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
+"""The operators that a training step of many small layers calls most, past the dispatcher, which takes 3 us a call, and
+as much again for the flat views that the operators want. On a plain CUDA tensor that nothing watches the launcher is
+called as it is; everything else (the CPU's oracles, fake tensors, dispatch modes) goes to :mod:`gistkit.kernels.ops`.
 
 :class:`Masks` and :class:`Rebuilds` are for callers that meet tensors of one kind (dtype, geometry, device) again and
 again: all of a launch but the addresses is made once (:mod:`gistkit.kernels.launch.tiling`).
@@ -138,11 +136,9 @@ class Masks:
 
 
 class Rebuilds:
-    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic.
-
-    ``plane``: elements of one channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values``
-    where other is added as it is and empty where there is none. A norm is a list of mean, 1/std, weight and bias [C].
-    """
+    """:func:`bn_rebuild` with a ReLU, of dense tensors of one kind in one arithmetic. ``plane``: elements of one
+    channel of x that lie together; ``form``, ``other_form``: as there, the latter ``values`` where other is added as it
+    is, empty where there is none. A norm: mean, 1/std, weight, bias [C]."""
 
     __slots__ = ("_launch", "_plane", "form", "other_form")
 

@@ -26,10 +26,8 @@ NUM_WARPS = 4
 
 @triton.jit
 def span(n, SIZE: tl.constexpr):
-    """(first element of this program's SIZE, how many of them are in bounds): int64 and int32.
-
-    Offsets within a program stay int32, so that only its base address is 64-bit arithmetic.
-    """
+    """(first element of this program's SIZE, how many of them are in bounds): int64 and int32. Offsets within a program
+    stay int32, so that only its base address is 64-bit arithmetic."""
     first = tl.program_id(0).to(tl.int64) * SIZE
     return first, tl.minimum(n - first, SIZE).to(tl.int32)
 
@@ -37,9 +35,7 @@ def span(n, SIZE: tl.constexpr):
 @triton.jit
 def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
     """(first element, rows, rows in bounds, elements, elements in bounds); rows and elements count from the first.
-
-    ALIGNED says that n is a multiple of 8: the bounds check is then per row and leaves wide accesses possible.
-    """
+    ALIGNED says that n is a multiple of 8: the bounds check is then per row and leaves wide accesses possible."""
     first, count = span(n, ROWS * 8)
     rows = tl.arange(0, ROWS)
     offs = rows[:, None] * 8 + tl.arange(0, 8)[None, :]
@@ -54,10 +50,7 @@ def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
 def launch(
     kernel: Any, programs: int, x: torch.Tensor, *args: Any, num_warps: int = NUM_WARPS, **constexprs: Any
 ) -> None:
-    """Run kernel on x's device; not at all for 0 programs.
-
-    Products are never contracted into fused multiply-adds, so that they round as written.
-    """
+    """Run kernel on x's device, not at all for 0 programs; products are never contracted into fused multiply-adds."""
     if not programs:
         return
     if not x.is_cuda:  # the interpreter
@@ -73,15 +66,11 @@ def launch_here(
     kernel: Any, programs: int, device: int, num_warps: int, args: tuple, constexprs: dict[str, Any]
 ) -> list:
     """Run kernel on the current device ``device``; what is known of launches of its kind, as :func:`_compiled` has it.
-
-    At every launch Triton binds and specialises the arguments, looks the compiled kernel up and asks for its hooks: 20
-    to 30 us of the host's time, several times that of the launch itself. The compiled kernel that the first launch of
-    a kind gives back is called directly afterwards, as compiled PyTorch calls it; Triton's launch hooks do not see it.
-    It gets addresses as numbers, about which the driver need not be asked; the caller's tensors live on.
-
-    A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides its address, every
-    integer itself, any other argument's type.
-    """
+    At every launch Triton binds and specialises the arguments and looks the compiled kernel up: 20 to 30 us of the
+    host's time, several times that of the launch itself. So what a kind's first launch has compiled is called directly
+    afterwards, as compiled PyTorch calls it, with addresses as numbers (the caller's tensors live on); Triton's launch
+    hooks do not see it. A kind is what Triton specialises on, and finer: every tensor's dtype and whether 16 divides
+    its address, every integer itself, any other argument's type."""
     kinds: list[Any] = []
     values: list[Any] = []
     odd = 0

@@ -1,12 +1,10 @@
 """One-bit masks: a ReLU's or a dropout's backward needs the sign of an element, not its value (Gist section III-A).
 
 Bit j of byte i is element 8i+j, set where not (x <= 0), so NaN passes as in PyTorch; bits past the last element are 0.
-
 A row of 8 elements is a mask byte, so a lane builds or reads whole bytes (:mod:`gistkit.kernels.launch.tiling`). Where
 n is no multiple of 8 the kernels are correct but lose the wide accesses. Values and gradients may be dense tensors of
-any shape. Nothing synchronises but the first ReLU. Flags (torch.bool) are encoded by a kernel of
-their own where they are a multiple of 16, four to a 32-bit word, sixteen to a lane: flag by flag it takes 1.17 times as
-long on an H200.
+any shape. Flags (torch.bool) are encoded by a kernel of their own where they are a multiple of 16, four to a 32-bit
+word, sixteen to a lane: flag by flag it takes 1.17 times as long on an H200.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ FLAG_ROWS = 512
 def _pack_kernel(
     x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads.
-
-    relu(-0.0) is -0.0 where KEEP_ZERO, else +0.
-    """
+    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads, and -0.0 where
+    KEEP_ZERO."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     # 16-bit floats are compared as fp32, which is exact; only the comparison's result is used, so NaN payloads survive
@@ -105,10 +101,8 @@ def mask1_encode(x: torch.Tensor) -> torch.Tensor:
 
 
 def relu_mask1(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(relu(x), its mask) of a dense x, in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it.
-
-    Does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`).
-    """
+    """(relu(x), its mask) of a dense x, in one pass. NaN payloads stay, a -0.0 becomes what ``torch.relu`` makes of it:
+    does not synchronise but for asking that once (:mod:`gistkit.kernels.signed_zero`)."""
     y = torch.empty_like(x)
     return y, _pack(x, y, True, relu_keeps_negative_zero(x))
 
@@ -159,10 +153,7 @@ def bits_decode(mask: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
-    """grad * (scale where the bit is set, else 0), one fp32 product rounded to grad's dtype; NaN * 0 is NaN.
-
-    grad fp32/bf16/fp16[n].
-    """
+    """As the oracle has it (reference/mask.py), of grad fp32/bf16/fp16[n]."""
     grad_x = torch.empty_like(grad)
     launch_tiles(_scale_kernel, grad, grad, mask, grad_x, scale, PORTABLE=not grad.is_cuda)
     return grad_x

@@ -1,10 +1,9 @@
 """``fp8`` codes by the hardware's conversion to e4m3 (sm_89 on), four elements at a time.
 
-``cvt.rn.satfinite`` rounds to nearest even with subnormals kept and clamps infinities, which is the scaled form; of
-the unscaled one, values below the least that rounds up to a normal become 0 first
-(:mod:`gistkit.kernels.warp.octet_codes`).
-NaN comes out as 0x7F, so the sign is put in as a bit. To the bit what :mod:`gistkit.kernels.narrow.rounding` gives, in
-8.8 instructions an element in place of 17.0 (bf16, a scale per block, sm_90) and 5.0 in place of 13.8 (unscaled).
+``cvt.rn.satfinite`` rounds to nearest even with subnormals kept and clamps infinities, which is the scaled form; for
+the unscaled one see :mod:`gistkit.kernels.warp.octet_codes`. NaN comes out as 0x7F, so the sign is put in as a bit. To
+the bit what :mod:`gistkit.kernels.narrow.rounding` gives, in 8.8 instructions an element in place of 17.0 (bf16, a
+scale per block, sm_90) and 5.0 in place of 13.8 (unscaled).
 """
 
 from __future__ import annotations

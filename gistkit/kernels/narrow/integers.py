@@ -1,8 +1,6 @@
-"""Integers of 4 or 2 bits under a lower end and a step per block of 256 elements, rounded at random.
-
-Arithmetic, random numbers and layout are those of :mod:`gistkit.kernels.reference.integers`, to the bit. A program has
-whole blocks, a row of its tiles each, and four tiles of 64 elements a row: what a unit holds lies in one lane.
-"""
+"""Integers of 4 or 2 bits under a lower end and a step per block of 256 elements, rounded at random: to the bit those
+of :mod:`gistkit.kernels.reference.integers`. A program has whole blocks, a row of its tiles each, and four tiles of 64
+elements a row: what a unit holds lies in one lane."""
 
 from __future__ import annotations
 
@@ -140,8 +138,7 @@ def _decode_kernel(
 
 
 def int_encode(x: torch.Tensor, bits: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(units, lows, steps) of x fp32/bf16/fp16[n]: int16 (4 bits) or uint8 (2 bits) [64 a block], fp32 [a block]. Does
-    not synchronise."""
+    """As the oracle has it (reference/integers.py). Does not synchronise."""
     n, count, rows = x.numel(), ceil_div(x.numel(), INT_BLOCK), ROWS[x.element_size()]
     units = torch.empty((count * INT_UNITS,), dtype=unit_dtype(bits), device=x.device)
     lows, steps = (torch.empty((count,), dtype=torch.float32, device=x.device) for _ in range(2))

@@ -77,11 +77,9 @@ def _encode_kernel(
     x_ptr, codes_ptr, exponents_ptr, n, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16.
-
-    Where n is any number, a tile that is whole has a constant for its bound, which leaves wide accesses possible: item
-    by item, the values that zvc stores took three times a copy's time on an H200.
-    """
+    """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16. Else a
+    whole tile has a constant bound, so that accesses are wide: item by item zvc's values took three times a copy's time
+    (H200)."""
     first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
     x_ptr += first
     codes_ptr += first
@@ -170,10 +168,7 @@ def _unpack10_kernel(words_ptr, exponents_ptr, x_ptr, n, words, SCALING: tl.cons
 
 
 def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Does not synchronise.
-
-    Codes: int16[n] for ``fp16``, int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``.
-    """
+    """As the oracle has it (reference/narrow.py). Does not synchronise."""
     n = x.numel()
     exponents = torch.empty((scale_count(n, scaling),), dtype=torch.uint8, device=x.device)
     if fmt == "fp10":
@@ -195,7 +190,7 @@ def _shape(x: torch.Tensor, scaling: str) -> dict[str, Any]:
 def narrow_decode(
     codes: torch.Tensor, exponents: torch.Tensor, n: int, dtype: torch.dtype, fmt: str, scaling: str
 ) -> torch.Tensor:
-    """dtype[n] from what :func:`narrow_encode` made with the same fmt and scaling. Does not synchronise."""
+    """As the oracle has it. Does not synchronise."""
     x = torch.empty((n,), dtype=dtype, device=codes.device)
     if fmt == "fp10":
         words, programs = codes.numel(), ceil_div(codes.numel(), DECODE_ROWS * SCALE_BLOCK)
@@ -213,10 +208,7 @@ def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _pack10(x: torch.Tensor, exponents: torch.Tensor, scaling: str) -> torch.Tensor:
-    """int32[fp10_words(n)] words of x fp32/bf16/fp16[n], or of int16[n] codes.
-
-    exponents are written but where scaling is ``none``.
-    """
+    """int32[fp10_words(n)] of x fp32/bf16/fp16[n], or int16[n] codes; exponents are written unless scaling is none."""
     n, length = x.numel(), fp10_words(x.numel())
     words = torch.empty((length,), dtype=torch.int32, device=x.device)
     programs = ceil_div(length, ENCODE_ROWS * SCALE_BLOCK)

@@ -1,8 +1,6 @@
-"""Device helpers between fp32, bf16, fp16 and the narrow codes, by integer arithmetic on bit patterns.
-
-Integers because they give the same bits on every GPU and in Triton's interpreter, whose own bf16 and float8 casts lose
-subnormals and roundings. Rules and error bounds: :mod:`gistkit.kernels.reference.narrow`.
-"""
+"""Device helpers between fp32, bf16, fp16 and the narrow codes (rules: :mod:`gistkit.kernels.reference.narrow`), by
+integer arithmetic on bit patterns: the same on every GPU and in Triton's interpreter, whose own bf16 and float8 casts
+lose subnormals and roundings."""
 
 import triton
 import triton.language as tl
@@ -44,11 +42,9 @@ def rounded(x, dtype: tl.constexpr, PORTABLE: tl.constexpr):
 
 @triton.jit
 def not_positive(x):
-    """x <= 0 of an fp32 tensor, false for NaN; written as x < the least subnormal.
-
-    ptxas makes an instruction of ``x <= 0 ? 0 : x`` that rewrites the payload of a NaN, and does not know this form.
-    The constant is made of its bits: written as a number, Triton 3.6 compares in fp64.
-    """
+    """x <= 0 of an fp32 tensor, false for NaN; written as x < the least subnormal. ptxas makes an instruction of
+    ``x <= 0 ? 0 : x`` that rewrites the payload of a NaN, and does not know this form. The constant is made of its
+    bits: written as a number, Triton 3.6 compares in fp64."""
     return x < tl.full(x.shape, 1, tl.int32).to(tl.float32, bitcast=True)
 
 
@@ -64,10 +60,8 @@ def _place_sign(code, x, BITS: tl.constexpr):
 
 @triton.jit
 def _round_mantissa(magnitude, M: tl.constexpr, BIAS: tl.constexpr):
-    """fp32 magnitude patterns to 8 exponent bits of another bias | M mantissa bits, to nearest even.
-
-    A carry raises the exponent; what lies below the bias comes out negative.
-    """
+    """fp32 magnitude patterns to 8 exponent bits of another bias | M mantissa bits, to nearest even. A carry raises the
+    exponent; what lies below the bias comes out negative."""
     return (magnitude + ((1 << (22 - M)) - 1 - ((127 - BIAS) << 23)) + ((magnitude >> (23 - M)) & 1)) >> (23 - M)
 
 
@@ -90,12 +84,10 @@ def to_code(x, FMT: tl.constexpr):
 
 @triton.jit
 def to_scaled_code(x, factor, FMT: tl.constexpr):
-    """int32 codes (0 <= code < 2**bits) of x * factor (fp32, a normal power of two), subnormals kept.
-
-    See :func:`encoding_factor`. Rounded by one fused addition: with E the power of two at or below the value, or the
-    format's least normal, value + E * 2**(23 - M) is rounded to the grid there, E * 2**-M, and counts its steps in the
-    low bits of its pattern; E's own exponent, added above them, makes the code.
-    """
+    """int32 codes (0 <= code < 2**bits) of x * factor (fp32, a normal power of two; :func:`encoding_factor`),
+    subnormals kept. One fused addition rounds: with E the power of two at or below the value, or the format's least
+    normal, value + E * 2**(23 - M) is on the grid there, E * 2**-M, and counts its steps in the low bits of its
+    pattern; E's own exponent, added above them, makes the code."""
     M: tl.constexpr = 3 if FMT == "fp8" else (4 if FMT == "fp10" else 10)
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
     LARGEST: tl.constexpr = 448.0 if FMT == "fp8" else (63488.0 if FMT == "fp10" else 65504.0)
@@ -120,10 +112,8 @@ def to_scaled_code(x, factor, FMT: tl.constexpr):
 
 @triton.jit
 def finite_key(x):
-    """uint32 keys of x fp32/bf16/fp16 whose largest gives the largest finite magnitude; see :func:`finite_amax`.
-
-    The magnitude pattern shifted over the sign, plus one exponent step: infinities and NaN wrap around below 0's key.
-    """
+    """uint32 keys of x fp32/bf16/fp16 whose largest gives the largest finite magnitude; see :func:`finite_amax`. The
+    magnitude pattern shifted over the sign, plus one exponent step: infinities and NaN wrap around below 0's key."""
     return (widen(x).to(tl.uint32, bitcast=True) << 1) + 0x01000000
 
 
@@ -135,11 +125,9 @@ def finite_amax(key):
 
 @triton.jit
 def exponent_byte(amax, FMT: tl.constexpr):
-    """int32 exponent byte b from the fp32 pattern of the largest finite magnitude of a block.
-
-    What is added carries into the exponent where the mantissa, rounded, exceeds the largest finite value's: from
-    2 - 2**-(M + 1) on, a tie, which goes up; for fp8, whose largest is 1.75, past 1.8125, a tie, which goes down.
-    """
+    """int32 exponent byte b from the fp32 pattern of the largest finite magnitude of a block. What is added carries
+    into the exponent where the mantissa, rounded, exceeds the largest finite value's: from 2 - 2**-(M + 1) on, a tie,
+    which goes up; for fp8, whose largest is 1.75, past 1.8125, a tie, which goes down."""
     CARRY: tl.constexpr = 0x17FFFF if FMT == "fp8" else (0x40000 if FMT == "fp10" else 0x1000)
     LEAST: tl.constexpr = 9 if FMT == "fp8" else 16
     return tl.where(amax == 0, 127, tl.maximum((amax + CARRY) >> 23, LEAST))
@@ -161,10 +149,8 @@ def decoding_factor(b, FMT: tl.constexpr):
 
 @triton.jit
 def _magnitude_value(code, FMT: tl.constexpr, DOWN: tl.constexpr):
-    """fp32 value of a sign-less code times 2**-DOWN (0 or 16), exact; not for fp8's NaN.
-
-    The wider formats go through fp16, of which they are a part. fp8 is read as fp32: the exponent is 120 too small.
-    """
+    """fp32 value of a sign-less code times 2**-DOWN (0 or 16), exact; not for fp8's NaN. The wider formats go through
+    fp16, of which they are a part. fp8 is read as fp32: the exponent is 120 too small."""
     if FMT == "fp8":
         return (code << 20).to(tl.float32, bitcast=True) * (2.0 ** (120 - DOWN))
     elif FMT == "fp10":
@@ -175,10 +161,8 @@ def _magnitude_value(code, FMT: tl.constexpr, DOWN: tl.constexpr):
 
 @triton.jit
 def from_code(code, factor, FMT: tl.constexpr, SCALED: tl.constexpr, dtype: tl.constexpr):
-    """Values of dtype (fp32/bf16/fp16) from int32 codes: code * factor, clamped and rounded to nearest even.
-
-    factor is fp32 and is ignored unless SCALED. NaN codes become sign | quiet NaN. Bits above the code's are ignored.
-    """
+    """Values of dtype (fp32/bf16/fp16) from int32 codes: code * factor, clamped and rounded to nearest even. factor is
+    fp32 and is ignored unless SCALED. NaN codes become sign | quiet NaN. Bits above the code's are ignored."""
     BITS: tl.constexpr = 8 if FMT == "fp8" else (10 if FMT == "fp10" else 16)
     FIRST_NAN: tl.constexpr = 0x7F if FMT == "fp8" else (0x1F1 if FMT == "fp10" else 0x7C01)
     # bf16 has room for the mantissas of fp8 and fp10 and rounds subnormals only; 2**16 below, fp32's own are as coarse

@@ -3,8 +3,7 @@
 The order of addition is PyTorch's, row-major over the outputs, in fp32 with one rounding at the end as PyTorch does on
 CUDA for bf16 and fp16. Sums start at +0, so a gradient of -0.0 alone becomes +0, as in PyTorch's NCHW kernel.
 
-The common windows in NCHW, 2x2 and padded 3x3 of stride 2, have a kernel of half the instructions: a lane holds 2 x 4
-pixels.
+Common windows in NCHW, 2x2 and padded 3x3 of stride 2, have a kernel of half the instructions, 2 x 4 pixels a lane.
 """
 
 import triton
@@ -160,10 +159,8 @@ def backward_kernel(
 
 @triton.jit
 def _tags(codes, DTYPE: tl.constexpr):
-    """The codes to compare: beside 16-bit gradients as fp32 2**23 + code, in bits 0x4B000000 | code.
-
-    LLVM packs the results of integer comparisons there into bit fields and back: 2 instructions an element.
-    """
+    """The codes to compare: beside 16-bit gradients as fp32 2**23 + code, in bits 0x4B000000 | code. LLVM packs the
+    results of integer comparisons there into bit fields and back: 2 instructions an element."""
     if DTYPE == tl.float32:
         return codes
     else:
@@ -172,10 +169,8 @@ def _tags(codes, DTYPE: tl.constexpr):
 
 @triton.jit
 def _spread(pixels, grads, tags, ROW: tl.constexpr, K: tl.constexpr):
-    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows.
-
-    A sum kept is a sum + 0: sums start at +0 and cannot become -0.
-    """
+    """Add a row of outputs to the four pixels of a lane that lie in row ROW of their windows. Sums start at +0 and
+    cannot become -0, so that a sum kept is a sum + 0."""
     p, q, r, s = pixels
     a, b, c = grads
     a_tag, b_tag, c_tag = tags

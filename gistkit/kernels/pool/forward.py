@@ -49,10 +49,8 @@ def forward_kernel(
     ZERO_CODE: tl.constexpr, NONE: tl.constexpr, BITS: tl.constexpr, CHECK: tl.constexpr, UNROLL: tl.constexpr,
     ASM: tl.constexpr, V: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row.
-
-    inner_groups: groups of V in the innermost extent (channels or out_width); groups: all of them.
-    """
+    """Any window in either layout: V outputs a lane along the channels (channels_last) or along a row. inner_groups:
+    groups of V in the innermost extent (channels or out_width); groups: all of them."""
     start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
@@ -120,12 +118,9 @@ def forward_kernel(
 
 @triton.jit
 def _load_row(ptr, present, beside, K: tl.constexpr, P: tl.constexpr, MASKED: tl.constexpr):
-    """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES] (of 2x2 windows,
-    which have none, anything: Triton 3.6 takes no None from a function).
-
-    The odd one lies to their left (P = 1) or right (P = 0), inside the plane where ``beside``. MASKED: only present
-    rows are.
-    """
+    """One row of both windows: four neighbours, [LANES, 4], and the odd column of 3x3 windows, [LANES], to their left
+    (P = 1) or right (P = 0), in the plane where ``beside``. 2x2 windows have none: anything, as Triton 3.6 takes no
+    None from a function. MASKED: only present rows are."""
     ptrs = ptr[:, None] + tl.arange(0, 4)[None, :]
     if MASKED:
         quad = tl.load(ptrs, present[:, None], float("-inf"))
@@ -154,10 +149,8 @@ def _columns(quad, odd, K: tl.constexpr, P: tl.constexpr):
 
 @triton.jit
 def _keys(values, i, j, RELU: tl.constexpr, ASM: tl.constexpr):
-    """Keys of row i, columns j of both 3x3 windows; the right one's code is in the high nibble of the code byte.
-
-    The order of the rows and columns of both is that of either.
-    """
+    """Keys of row i, columns j of both 3x3 windows in the order of either; the right one's code is in the high nibble
+    of the code byte."""
     codes = (((i * 3 + j - 2) & 15) << 4) | ((i * 3 + j) & 15)
     return keys_of(values, i * 5 + j, codes, RELU, ASM)
 
@@ -202,10 +195,8 @@ def forward_pairs_kernel(
     ASM: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """2x2 (P = 0) and 3x3 (P = 0 or 1) windows of stride 2 in NCHW with an even out_width: two outputs of a row a lane.
-
     A row of both windows is four neighbours, one wide load, and for 3x3 one more to the left (P = 1) or right (P = 0).
-    row_pairs are out_width / 2; width counts ALIGN columns and covers four a pair. CHECK: the last window overhangs.
-    """
+    row_pairs are out_width / 2; width counts ALIGN columns and covers four a pair. CHECK: the last window overhangs."""
     start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     inside = start + lanes < pairs

@@ -10,7 +10,7 @@ keys. The bits that a key does not keep, a NaN's and a zero's sign, are read aga
 import triton
 import triton.language as tl
 
-from gistkit.kernels.narrow.rounding import not_positive
+from gistkit.kernels.narrow.rounding import not_positive, widen
 
 NAN = tl.constexpr(0x7FE0)
 """The high halves from here on are NaN: above both infinities, with room for 32 places."""
@@ -22,10 +22,8 @@ LEAST_POSITIVE = tl.constexpr(1 << 16)
 
 @triton.constexpr_function
 def _assembly(bf16, relu, sm):
-    """PTX for the keys $0 and $1 of two packed values $2, by packed low halves $3 and packed high halves $4 of NaN.
-
-    The maximum with 0 and the sum with 0 both make +0 of -0.0 and 0x7FFF of any NaN.
-    """
+    """PTX for the keys $0 and $1 of two packed values $2, by packed low halves $3 and packed high halves $4 of NaN. The
+    maximum with 0 and the sum with 0 both make +0 of -0.0 and 0x7FFF of any NaN."""
     dtype, one, spare = ("bf16", "0x3f803f80", "0x007f007f") if bf16 else ("f16", "0x3c003c00", "0x03ff03ff")
     signs = "prmt.b32 s, s, s, 0xbb99;"
     if relu:
@@ -64,12 +62,9 @@ def start_key(code, dtype: tl.constexpr, RELU: tl.constexpr):
 
 @triton.jit
 def keys_of(values, order, code, RELU: tl.constexpr, ASM: tl.constexpr):
-    """The int32 keys of values (bf16 or fp16); order (0 to 31) and code (0 to 255) broadcast to their shape.
-
-    RELU: whatever is not positive has a key below LEAST_POSITIVE and loses to start_key.
-    ASM: two at a time, by the instructions that GPUs have from sm_80 (80) or sm_90 (90) on; a lane must hold an even
-    number of values. 0: by Triton's own operations.
-    """
+    """The int32 keys of values (bf16 or fp16); order (0 to 31) and code (0 to 255) broadcast to their shape. RELU:
+    whatever is not positive has a key below LEAST_POSITIVE and loses to start_key. ASM: two at a time (a lane must hold
+    an even number), by the instructions from sm_80 (80) or sm_90 (90) on; 0: by Triton's own operations."""
     low = ((FIRST - 1 - order) << 8) | code
     nan = NAN | order
     if ASM:
@@ -95,9 +90,7 @@ def keys_of(values, order, code, RELU: tl.constexpr, ASM: tl.constexpr):
 def finish_keys(best, code, place_ptrs, inside, first_value, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr,
                 MARK: tl.constexpr, NONE: tl.constexpr):  # fmt: skip
     """(int16 patterns of the maxima, codes) from the largest keys and their codes; place_ptrs: where the maxima are.
-
-    first_value: of the first position inside, for KEEP_ZERO. MARK: maxima that are not positive have code NONE.
-    """
+    first_value: of the first position inside, for KEEP_ZERO. MARK: maxima that are not positive have code NONE."""
     place_ptrs = place_ptrs.to(tl.pointer_type(tl.int16), bitcast=True)
     stopped = best < LEAST_POSITIVE
     if RELU:
@@ -114,17 +107,8 @@ def finish_keys(best, code, place_ptrs, inside, first_value, RELU: tl.constexpr,
 
 
 @triton.jit
-def _comparable(values):
-    """fp32; of bf16 by bits, since a conversion may change the payload of a NaN. fp16 comparisons would cost more."""
-    if values.dtype == tl.bfloat16:
-        return (values.to(tl.int16, bitcast=True).to(tl.int32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return values.to(tl.float32)
-
-
-@triton.jit
 def stored(best, DTYPE: tl.constexpr):
-    """The inverse of :func:`_comparable`; a NaN in fp16 may change its payload."""
+    """The inverse of :func:`widen`, of bf16 by bits; a NaN in fp16 may change its payload."""
     if DTYPE == tl.bfloat16:
         return (best.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
@@ -134,7 +118,7 @@ def stored(best, DTYPE: tl.constexpr):
 @triton.jit
 def take(best, code, values, position):
     """The larger of best and values with its position."""
-    values = _comparable(values)
+    values = widen(values)
     wins = (values > best) | (values != values)
     return tl.where(wins, values, best), tl.where(wins, position, code)
 
@@ -143,7 +127,7 @@ def take(best, code, values, position):
 def rectified_zero(values, KEEP_ZERO: tl.constexpr):
     """relu(values) where they are not positive, fp32; KEEP_ZERO: zeros keep their sign."""
     if KEEP_ZERO:
-        values = _comparable(values)
+        values = widen(values)
         return tl.where(values == 0.0, values, 0.0)
     else:
         return 0.0

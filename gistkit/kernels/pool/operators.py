@@ -45,11 +45,9 @@ def maxpool_forward(
     x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, relu: bool,
     zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`.
-
-    The fused ReLU makes of -0.0 what ``torch.relu`` makes of it on x's device. Does not synchronise but for asking that
-    once (:mod:`gistkit.kernels.signed_zero`).
-    """
+    """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`,
+    with ``torch.relu``'s -0.0 on x's device. Does not synchronise but to ask for that, once
+    (:mod:`gistkit.kernels.signed_zero`)."""
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
     channels_last = is_channels_last(x)
@@ -74,9 +72,7 @@ def maxpool_backward(
     padding: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input: as :func:`..reference.pool.maxpool_backward`, but sums are fp32 as on CUDA.
-
-    Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise.
-    """
+    Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise."""
     g = backward_geometry(grad_y, height, width, kernel, stride, padding)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format

@@ -7,11 +7,9 @@ from gistkit.formats import ceil_div
 
 
 def divisor(d: int) -> int:
-    """What :func:`divide` needs to divide by d (1 <= d < 2**31): l = ceil(log2 d) and m = ceil(2**(31 + l) / d).
-
-    m d exceeds 2**(31 + l) by less than d <= 2**l, so n m >> (31 + l) is n // d for every n < 2**31 (Granlund and
-    Montgomery, "Division by invariant integers using multiplication", 1994). The five bits below m's 32 hold l.
-    """
+    """What :func:`divide` needs to divide by d (1 <= d < 2**31): l = ceil(log2 d) and m = ceil(2**(31 + l) / d). m d
+    exceeds 2**(31 + l) by less than d <= 2**l, so n m >> (31 + l) is n // d for every n < 2**31 (Granlund and
+    Montgomery, "Division by invariant integers using multiplication", 1994). The five bits below m's 32 hold l."""
     log = (d - 1).bit_length()
     return (ceil_div(1 << (31 + log), d) << 5) | log
 
@@ -26,11 +24,9 @@ def divide(n, d, by):
 
 @triton.jit
 def locate(start, lanes, inner, by_inner, middle, by_middle):
-    """Where the flat indices start + lanes of an [outer, middle, inner] array are; lanes is a small tile.
-
-    Returns (base, outer, middle, inner): base is the int64 scalar to which outer is relative, so that offsets within a
-    program stay int32: 64-bit address arithmetic was half of all instructions.
-    """
+    """Where the flat indices start + lanes of an [outer, middle, inner] array are; lanes is a small tile. Returns
+    (base, outer, middle, inner): base is the int64 scalar to which outer is relative, so that offsets within a program
+    stay int32: 64-bit address arithmetic was half of all instructions."""
     first_row, first_i = divide(start, inner, by_inner)
     carry, i = divide(first_i + lanes, inner, by_inner)
     base, first_m = divide(first_row, middle, by_middle)

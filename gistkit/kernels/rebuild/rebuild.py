@@ -12,10 +12,9 @@ forms, each rounded exactly as written, fused multiply-adds where the form says 
 | ``normalised`` | fma((x - m) * s, w, b) |
 
 All in fp32, rounded to x's dtype; the sum is one more fp32 addition of rounded values, rounded again, as PyTorch's
-operators do it one after the other. The tensor is seen as [outer, inner]: planes of one channel (NCHW), or pixels
-of all channels (channels_last), so a program reads a channel's four factors once for all its elements of that channel.
-Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in rows of 8 elements instead, each of which
-lies in one channel or two.
+operators do it one after the other. The tensor is seen as [outer, inner]: planes of one channel (NCHW), or pixels of
+all channels (channels_last), so a program reads a channel's four factors once for all its elements of that channel.
+Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in rows of 8, in one channel or two each.
 """
 
 from __future__ import annotations
@@ -102,11 +101,9 @@ def _rebuild_kernel(
     FORM: tl.constexpr, OTHER: tl.constexpr, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, CHANNELS_INNER: tl.constexpr,
     STEP: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, WRAPS: tl.constexpr, PORTABLE: tl.constexpr,
 ):  # fmt: skip
-    """y = relu?(BN(x) [+ other, or BN(other) where OTHER is a form]) over [outer, inner_steps * STEP] elements.
-
-    STEP tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel. One base
-    address a program is 64-bit arithmetic.
-    """
+    """y = relu?(BN(x) [+ other, or BN(other) where OTHER is a form]) over [outer, inner_steps * STEP] elements. STEP
+    tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel. One base
+    address a program is 64-bit arithmetic."""
     inner = inner_steps * STEP
     blocks = tl.cdiv(inner, INNER)
     row = (tl.program_id(0) // blocks) * OUTER
@@ -139,9 +136,7 @@ def _either_norm(
     x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, in_left, channels, FORM: tl.constexpr, PORTABLE: tl.constexpr
 ):
     """BN(x) in fp32 of rows that begin in channel ``left`` and end there, or in the next from where in_left is not set.
-
-    Both are computed: to select the factors takes as many instructions, and from the slower half of the processor.
-    """
+    Both are computed: to select the factors takes as many instructions, and from the slower half of the processor."""
     first = _batch_norm(x, mean_ptr, invstd_ptr, weight_ptr, bias_ptr, left, None, FORM, PORTABLE)
     last = left < channels - 1
     second = _batch_norm(x, mean_ptr + 1, invstd_ptr + 1, weight_ptr + 1, bias_ptr + 1, left, last, FORM, PORTABLE)
@@ -157,11 +152,9 @@ def _across_kernel(
     PLANES: tl.constexpr, ROWS: tl.constexpr, WHOLE: tl.constexpr, PORTABLE: tl.constexpr,
 ):  # fmt: skip
     """As :func:`_rebuild_kernel`, for planes whose ends lie within rows of 8 elements: at least 8 long, and a multiple
-    of 8 channels, so that images end where rows do.
-
-    A program does PLANES planes, at most ``channels``, where WHOLE, else a part of them. The plane in which a row
-    begins is found by one product with ``reciprocal`` = 2**32 / plane, rounded up, which is at most one too large.
-    """
+    of 8 channels, so that images end where rows do. A program does PLANES planes, at most ``channels``, where WHOLE,
+    else a part of them. The plane in which a row begins is found by one product with ``reciprocal`` = 2**32 / plane,
+    rounded up, which is at most one too large."""
     if WHOLE:
         group, block = tl.program_id(0), 0
     else:
@@ -202,10 +195,8 @@ def shape_of(n: int, channels: int, plane: int, item_bytes: int) -> tuple[int, i
 
 
 def planes_across(channels: int, plane: int, item_bytes: int) -> int:
-    """Planes a group of :func:`_across_kernel`, a multiple of 8; 0 where the other kernel is to run.
-
-    As many as fill one program, or several, best: 40 planes of 49 elements are 245 rows of 256.
-    """
+    """Planes a group of :func:`_across_kernel`, a multiple of 8 (0: the other kernel is to run): as many as fill one
+    program, or several, best. 40 planes of 49 elements are 245 rows of 256."""
     if plane < 8 or channels % 8 or plane % (16 // item_bytes) == 0:
         return 0
     filled = {
@@ -220,8 +211,7 @@ def _launch_of(
     n: int, channels: int, plane: int, item_bytes: int, form: str, other: str, relu: bool, keep_zero: bool,
     portable: bool,
 ) -> tuple[Any, int, tuple[int, ...], dict[str, Any]]:  # fmt: skip
-    """(kernel, programs, the numbers among its arguments, constants) for n elements; ``other``: the other's form,
-    ``values`` or nothing."""
+    """(kernel, programs, number arguments, constants) for n elements; ``other``: its form, ``values`` or nothing."""
     how: dict[str, Any] = {"FORM": form, "OTHER": other, "RELU": relu, "KEEP_ZERO": keep_zero, "PORTABLE": portable}
     planes = planes_across(channels, plane, item_bytes)
     if planes:
@@ -240,14 +230,11 @@ def bn_rebuild(
     x: torch.Tensor, norm: list[torch.Tensor], form: str, plane: int, other: torch.Tensor | None,
     other_norm: list[torch.Tensor], other_form: str, relu: bool, out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say.
-
-    x, other, out: fp32/bf16/fp16 of one dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std,
-    fp32[C], weight and bias, fp32, bf16 or fp16 [C]. ``plane``: elements of one channel that lie together, 1 for
-    channels_last.
-    ``other_norm`` is empty where other is added as it is. Does not synchronise but for asking once about -0.0
-    (:mod:`gistkit.kernels.signed_zero`).
-    """
+    """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say. x, other, out: fp32/bf16/fp16 of one
+    dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std, fp32[C], weight and bias, fp32, bf16 or
+    fp16 [C]. ``plane``: elements of one channel that lie together, 1 for channels_last. ``other_norm`` is empty where
+    other is added as it is. Does not synchronise but for asking once about -0.0
+    (:mod:`gistkit.kernels.signed_zero`)."""
     n = x.numel()
     if not n:
         return
@@ -261,9 +248,8 @@ def bn_rebuild(
 
 
 def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated:
-    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do what :func:`bn_rebuild` does with a
-    ReLU. ``how``: the other's form, ``values`` where it is added as it is, nothing where there is none and x and its
-    four stand in its place."""
+    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do :func:`bn_rebuild` with a ReLU. ``how``:
+    the other's form, ``values`` where it is added as it is, nothing where x and its four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
         x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )

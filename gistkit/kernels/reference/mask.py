@@ -1,8 +1,6 @@
-"""Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors.
-
-Bit j of byte i belongs to element 8i+j, bits past the last element are 0: numpy's packbits. All work in blocks of BLOCK
-elements, so that temporaries stay in cache.
-"""
+"""Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors, in blocks of BLOCK elements, so that
+temporaries stay in cache. Bit j of byte i belongs to element 8i+j, bits past the last element are 0: numpy's
+packbits."""
 
 from __future__ import annotations
 
@@ -60,10 +58,8 @@ def relu_mask1_(x: torch.Tensor) -> torch.Tensor:
 
 
 def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """grad where the bit is set, else +0: ``aten.threshold_backward(grad, y, 0)`` with y = the ReLU's output.
-
-    PyTorch's own kernel does the selecting, so that NaN payloads, which it may rewrite in bf16 and fp16, are its own.
-    """
+    """grad where the bit is set, else +0: ``aten.threshold_backward(grad, y, 0)`` with y = the ReLU's output. PyTorch's
+    own kernel does the selecting, so that NaN payloads, which it may rewrite in bf16 and fp16, are its own."""
     return _select(grad, mask, torch.empty_like(grad))
 
 
@@ -81,10 +77,7 @@ def _select(grad: torch.Tensor, mask: torch.Tensor, grad_x: torch.Tensor) -> tor
 
 def dropout_backward(grad: torch.Tensor, mask: torch.Tensor, scale: float) -> torch.Tensor:
     """grad * (scale where the bit is set, else 0): one fp32 product with scale as fp32, rounded once to its dtype.
-
-    Equal to the gradient of ``F.dropout`` where scale is 1 / (1 - p) as rounded to grad's dtype. NaN and infinity times
-    0 are NaN, as there.
-    """
+    ``F.dropout``'s gradient where scale is 1 / (1 - p) rounded to grad's dtype. NaN and infinity times 0 are NaN."""
     grad_x = torch.empty_like(grad)
     for items, octets in blocks(grad.numel()):
         noise = _bits(mask, items, octets).float().mul_(scale)

@@ -168,10 +168,8 @@ def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: s
 
 
 def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n].
-
-    Codes: int16[n] for ``fp16``, int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``.
-    """
+    """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Codes: int16[n] for ``fp16``,
+    int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``."""
     exponents = scale_exponents(x, fmt, scaling)
     codes = x.new_zeros((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
     for plane, first, start, stop in _parts(x.numel(), fmt):
@@ -201,8 +199,7 @@ def _put(codes: torch.Tensor, part: torch.Tensor, plane: int, start: int, fmt: s
 
 
 def _parts(n: int, fmt: str) -> Iterator[tuple[int, int, int, int]]:
-    """(plane, its first element, start, stop) of the blocks of n elements: element i lies in item i - first. Only fp10
-    has more than one plane."""
+    """(plane, its first element, start, stop) of n elements' blocks: element i is item i - first; fp10 has 3 planes."""
     size = code_count(fmt, n)
     for plane in range(3 if fmt == "fp10" else 1):
         first = plane * size

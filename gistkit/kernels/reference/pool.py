@@ -25,13 +25,10 @@ def maxpool_forward(
     x: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool, relu: bool,
     zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Max-pool of x (or of relu(x)) and one code per output: the row-major position of the maximum in its window.
-
-    x: [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
+    """Max-pool of x (or of relu(x)) and one code per output: the row-major position of the maximum in its window. x:
+    [N, C, H, W] fp32, bf16 or fp16, contiguous or channels_last. Returns y, in x's layout and bit-equal to
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
-    ``zero_code`` an output whose maximum is not positive (NaN is) has code 15 or 255 instead: no gradient after a ReLU.
-    Gist (ISCA 2018) section IV-A.
-    """
+    ``zero_code`` one whose maximum is not positive (NaN is) has code 15 or 255: no gradient (Gist, section IV-A)."""
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     n, c = x.shape[:2]
     layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
@@ -54,10 +51,8 @@ def maxpool_backward(
     padding: Sequence[int], channels_last: bool, zero_code: bool, bits: int,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient of the pool's input (of the ReLU's, under ``zero_code``), [N, C, height, width] in grad_y's dtype.
-
     grad_y: [N, C, OH, OW], any strides; codes: as :func:`maxpool_forward` made them for outputs of the layout named by
-    ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward.
-    """
+    ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward."""
     g = backward_geometry(grad_y, height, width, kernel, stride, padding)
     n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format

@@ -1,14 +1,10 @@
 """Oracle of gistkit.kernels.sparse.operators; also what runs on CPU tensors.
 
-Sparse storage (Gist section III-A, SSDC; zero-value compression of cDMA): the elements whose bit pattern is not 0,
-close together, and where they stood. ``zvc`` says where by 32 mask words a slot of 1024, ``csr`` by one column byte a
-value in rows of 256. Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by
-positions run 3 to 10 times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million
-fp32 elements and 3.4 ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep
-temporaries under 3 MiB; beyond that, decoding a narrow format holds the packed elements once.
-
-An encode's values lie in a scratch of one slot a count, as on the device, where sizes must not depend on values. On a
-CPU they may: :func:`zvc_pack` and :func:`csr_pack` write the packed values at once, without the scratch.
+Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero and indexing by positions run 3 to 10
+times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million fp32 elements and 3.4
+ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep temporaries under 3 MiB;
+beyond that, decoding a narrow format holds the packed elements once. :func:`zvc_pack` and :func:`csr_pack` write the
+packed values at once, without a scratch: on a CPU sizes may depend on values.
 """
 
 from __future__ import annotations
@@ -94,12 +90,10 @@ def _spread(packed: torch.Tensor, counts: torch.Tensor, stride: int) -> torch.Te
 def compact(
     scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The first counts[i] items of every stride-long slot of scratch, close together.
-
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill
-    (see gistkit.kernels.sparse.spill) total is the array's capacity, which the sum may exceed.
-    """
+    """The first counts[i] items of every stride-long slot of scratch, close together. scratch: any dtype of 1, 2 or 4
+    bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more (the items past the sum are
+    undefined). Returns scratch's dtype, [total]. With a spill (see gistkit.kernels.sparse.spill) total is the array's
+    capacity, which the sum may exceed."""
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
         return spilling.put((close,), counts, stride, total, spill)[0]
@@ -121,11 +115,9 @@ def csr_compact(
 
 
 def zvc_pack(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]).
-
-    x: fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``,
-    uint8 for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values.
-    """
+    """zvc of x with the values packed: (words int32[32*slots], counts int16[slots], values[total]). x:
+    fp32/bf16/fp16[n]; values are x's dtype for ``raw``, else one code an item (int16 for ``fp16`` and ``fp10``, uint8
+    for ``fp8``). Equals zvc_encode and compact; CPU only, as the size depends on the values."""
     words = x.new_zeros((ceil_div(x.numel(), ZVC_SLOT) * ZVC_WORDS,), dtype=torch.int32)
     counts = _structure(x, ZVC_SLOT, words)
     return words, counts, _pack(x, counts, fmt, columns=False)[0]
@@ -226,10 +218,7 @@ def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.nda
 
 def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
-
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
-    be grad.
-    """
+    Exact under lossy formats too: a small positive value may have the code +0, but its bit is set. out may be grad."""
     positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
     bits = _array(items)
     _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))

@@ -1,9 +1,5 @@
-"""Oracle of packed arrays with a spill: which items lie where (gistkit.kernels.sparse.spill), and all of them close
-together.
-
-Ends never fall, so the groups that lie in the arrays come first: they have the first ``cut`` items of the one long
-array, the spill has the rest.
-"""
+"""Oracle of packed arrays with a spill (gistkit.kernels.sparse.spill): which items lie where, and all close together.
+Ends never fall, so the arrays have the first ``cut`` items of all, whole groups, and the spill the rest."""
 
 from __future__ import annotations
 

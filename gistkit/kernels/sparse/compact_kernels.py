@@ -3,8 +3,7 @@
 A warp takes some slots and goes through their places in the packed array, a run of neighbours a lane. A lane finds the
 slot of its first item among the slots' ends, by bisection over the warp, and reads each item from that slot or, past
 its end, from the next one; where some lane's run has a third slot, the warp looks for each item's. So stores are whole
-words at aligned addresses, and lanes all have the same to do however the items are spread. Slot by slot instead, a warp
-stored 32 or 64 bytes at a time wherever a slot starts, and where few items are stored most of its lanes had none: a
+words at aligned addresses, and lanes all have the same to do however the items are spread: slot by slot a warp had a
 quarter to a half of a copy's speed on an H200.
 
 With a spill (:mod:`gistkit.kernels.sparse.spill`) slots' ends are redirected, all of a program's or none; nothing else
@@ -46,10 +45,8 @@ def _slots(
 @triton.jit
 def _runs(place, last, ends, after, offsets, SLOTS: tl.constexpr, RUN: tl.constexpr, PIECES: tl.constexpr):
     """(slots, stops, shifts, next shifts) of PIECES runs, the first at ``place``, and whether none has a third slot.
-
-    The slot of a run's first item, the place where its items stop, what is to be added to a place before it to give
-    the item's in the scratch, and to one from there on.
-    """
+    The slot of a run's first item, the place where its items stop, what is to be added to a place before it to give the
+    item's in the scratch, and to one from there on."""
     slots = ()
     stops = ()
     shifts = ()
@@ -138,9 +135,7 @@ def compact_kernel(
     SPILL: tl.constexpr,
 ):  # fmt: skip
     """SLOTS slots' items, and with COLUMNS their columns, to their places in the packed arrays; never past total.
-
-    SPILL: see columns_base.
-    """
+    SPILL: see columns_base."""
     first_slot = tl.program_id(0).to(tl.int64) * SLOTS
     base, begin, last, ends, after, offsets = _slots(first_slot, slots, counts_ptr, ends_ptr, total, STRIDE, SLOTS, RUN)
     if SPILL:

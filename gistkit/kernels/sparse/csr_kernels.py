@@ -4,13 +4,11 @@ Encoding: rows are put together in shared memory (see stage.py) and leave it in 
 neighbours of each of four rows (see octets.py).
 
 Decoding and ReLU's backward: the rows of a program are close together in the packed arrays, so they are read as one
-run, eight stored elements a lane, in aligned octets (what the neighbouring programs' rows have of the first and the
-last octet is left out), and converted in whole words; where rows end, an element's row goes up by one. From there each
-goes to its place in the warp's shared memory (see stage.py), which leaves it in whole words. A lane a stored
-element of each row instead took three rounds at half density, and fp10 40 instructions an element. In a scratch rows
-start 256 apart, one after the other. Rows and flags are bytes, an octet's in two words, made by shifts of the words in
-which every byte is 1. ReLU's backward puts a byte to the place of each element that lets the gradient pass: no value is
-decoded.
+run, in aligned octets (what the neighbouring programs' rows have of the first and the last one is left out), and
+converted in whole words; where rows end, an element's row goes up by one. Each goes to its place in the warp's shared
+memory, which it leaves in whole words. In a scratch rows start 256 apart. Rows and flags are bytes, an octet's in two
+words, made by shifts of the words in which every byte is 1. ReLU's backward puts a byte to the place of each element
+that lets the gradient pass: no value is decoded.
 """
 
 import triton
@@ -55,10 +53,8 @@ def csr_encode_kernel(
     x_ptr, counts_ptr, columns_ptr, values_ptr, n, FMT: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """Counts, columns and values of CHUNKS rows, those of row r from 256 * r on.
-
-    WIDE: x_ptr is 16-byte aligned and n a multiple of 8.
-    """
+    """Counts, columns and values of CHUNKS rows, those of row r from 256 * r on. WIDE: x_ptr is 16-byte aligned and n a
+    multiple of 8."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     WORDS: tl.constexpr = 2 * XB
     first_row = tl.program_id(0).to(tl.int64) * CHUNKS
@@ -104,10 +100,8 @@ def _flush_row(stage, columns_ptr, values_ptr, place, count, FMT: tl.constexpr, 
 
 @triton.jit
 def program_rows(first_row, n, counts_ptr, ends_ptr, PACKED: tl.constexpr):
-    """(start, bounds): from start (int64, a multiple of 8) on, the rows' items lie between the bounds (int32).
-
-    Packed, row r's between bounds r and r + 1; in a scratch, from 256 * r to bound r. Rows past the end have none.
-    """
+    """(start, bounds): from start (int64, a multiple of 8) on, the rows' items lie between the bounds (int32). Packed,
+    row r's between bounds r and r + 1; in a scratch, from 256 * r to bound r. Rows past the end have none."""
     start = first_row * COLUMNS
     bounds = ()
     for r in tl.static_range(CHUNKS):
@@ -177,8 +171,7 @@ def _stage_rows(
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
     FLAGS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The rows' elements to their places of the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then that of the
-    values' items."""
+    """The rows' elements to the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then the values'."""
     scale = tl.full((LANES,), 1.0, tl.float32)
     if PACKED:
         if SCALING == "block":
@@ -218,11 +211,9 @@ def csr_decode_kernel(
     FMT: tl.constexpr, SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
     WHOLE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere.
-
-    WIDE: columns_ptr and values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are
-    loaded before the first is used. plane: items of values_ptr, which fp10 and SPILL (see columns_base) ask for.
-    """
+    """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere. WIDE: columns_ptr and values_ptr are
+    16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are loaded before the first is used.
+    plane: items of values_ptr, which fp10 and SPILL (see columns_base) ask for."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
     lane = tl.arange(0, LANES)

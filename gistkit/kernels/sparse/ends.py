@@ -1,12 +1,11 @@
 """Running sums of the counts of sparse storage: where each slot's items end in the packed array.
 
-Where the array has a spill (:mod:`gistkit.kernels.sparse.spill`), the ends of what lies there are *redirected*: so
-many items
-on that, counted from the array's first one, they are where the spill's items lie in memory. Whoever goes by ends, one
-base address and 64-bit offsets reads and writes both without knowing.
+Where the array has a spill (:mod:`gistkit.kernels.sparse.spill`), the ends of what lies there are *redirected*: so many
+items on that, counted from the array's first one, they are where the spill's items lie in memory. Whoever goes by ends,
+one base address and 64-bit offsets reads and writes both without knowing.
 
 One launch for few counts, whose programs each add up all counts before their own; else two, the first of which adds up
-groups. ``torch.cumsum`` widens, initialises and scans in three launches.
+groups. ``torch.cumsum`` takes three.
 """
 
 from __future__ import annotations
@@ -57,10 +56,8 @@ def items_between(values_ptr, spill_ptr):
 
 @triton.jit
 def columns_base(columns_ptr, values_ptr, spill_ptr, start, capacity, columns_at):
-    """From where csr's columns of a program count whose items begin at ``start``, redirected or not.
-
-    columns_at: bytes of the spill before its run of columns. A start at the capacity has no items in the arrays.
-    """
+    """From where csr's columns of a program count whose items begin at ``start``, redirected or not. columns_at: bytes
+    of the spill before its run of columns. A start at the capacity has no items in the arrays."""
     there = spill_ptr + (columns_at - items_between(values_ptr, spill_ptr))
     return tl.where((start < 0) | (start >= capacity), there, columns_ptr)
 
@@ -79,11 +76,9 @@ def ends_kernel(
     counts_ptr, before_ptr, ends_ptr, values_ptr, spill_ptr, total_ptr, n, capacity,
     GROUP: tl.constexpr, EACH: tl.constexpr, ROUND: tl.constexpr, SPILL: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """Running sums (int64) of GROUP counts: before_ptr has EACH items for every group before the program's.
-
-    SPILL, if not 0: groups of so many slots that end past ``capacity`` items of values_ptr are redirected to spill_ptr.
-    TOTAL: the sum of all counts (int64) goes to total_ptr, which may be pinned memory.
-    """
+    """Running sums (int64) of GROUP counts: before_ptr has EACH items for every group before the program's. SPILL, if
+    not 0: groups of so many slots that end past ``capacity`` items of values_ptr are redirected to spill_ptr. TOTAL:
+    the sum of all counts (int64) goes to total_ptr, which may be pinned memory."""
     group = tl.program_id(0)
     first = group.to(tl.int64) * GROUP
     left = tl.minimum(n - first, GROUP).to(tl.int32)

@@ -1,15 +1,13 @@
 """Sparse storage on its way to a place that the device alone knows, in pinned host memory or its own.
 
-A *lane* is memory that encodings are packed into one behind the other. How long each is, the device knows; so where the
-next one begins is a number on the device as well, and the host only sees to it that the worst case fits. Two launches
-take the items out of the slots of an encode's scratch: the first adds up the counts and finds the slot that each block
-of items begins in, the second writes whole aligned blocks: what crosses the link is what is stored, in full lines. Few
-programs do, which leaves the other multiprocessors to the computation. A program finds the slot of each of a block's
-items among the running sums of the counts, by bisection between the slots that the block begins and ends with. What
-has a known size, zvc's words and the counts, goes along in the same launch: a copy engine would take turns with it.
+A *lane* is memory that encodings are packed into one behind the other: where the next one begins is a number on the
+device, and the host only sees to it that the worst case fits. Of two launches the first adds up the counts and finds
+the slot that each block of items begins in, the second writes whole aligned blocks: what crosses the link is what is
+stored, in full lines. A program finds the slot of each of a block's items by bisection among the ends of its first and
+last slots. What has a known size, zvc's words and the counts, goes along: a copy engine would take turns with it.
 
 Bytes in flight are what a link wants: its rate times the latency of a block's turn, 80 KB for 55 GB/s and 1.5 us.
-Sixteen programs of 8 KiB have 128 KiB.
+Sixteen programs of 8 KiB have 128 KiB, and leave the other multiprocessors to the computation.
 """
 
 from __future__ import annotations

@@ -1,18 +1,14 @@
 """Sparse storage: the elements whose bit pattern is not 0, and where they stood (Gist section III-A, cDMA).
 
-Encoding is one pass over x: values go to a scratch of one slot per count, as sizes must not depend on values; what lies
-past a slot's count is undefined. ``compact`` moves the slots' values close together once the total is known. Decoding
-reads either form. Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
-Where a payload has a spill (:mod:`gistkit.kernels.sparse.spill`), the slots' ends are redirected and csr's kernels get
-the columns' run; nothing else differs.
+Values go to a scratch of one slot per count, undefined past it; ``compact`` packs them. Decoding reads either form.
+Offsets into packed arrays are the running sum of the counts, taken on the device: nothing waits.
 
 Formats: ``raw`` keeps the bits; ``fp16``, ``fp10``, ``fp8`` are codes (see reference/narrow.py), scaled ones only in
 packed arrays, where fp10 is int32 words in planes.
 
 A payload is four flat tensors of one device: ``index`` (zvc's words int32[32 * slots], csr's columns uint8), ``counts``
 int16[slots], ``values`` of ``fmt`` and uint8 ``exponents``, empty where scaling is ``none``. Kernels that do not ask
-for ``plane`` get 0: launches are looked up by their integers, and the number of stored items is another one at every
-step.
+for ``plane`` get 0: launches are looked up by their integers, and the number of stored items is always another.
 """
 
 from __future__ import annotations
@@ -47,10 +43,7 @@ UNBOUNDED = 1 << 62
 
 
 def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(words int32[32*slots], counts int16[slots], values[1024*slots]) of x fp32/bf16/fp16[n]; slots = ceil(n/1024).
-
-    fmt: ``raw`` (values of x's dtype), ``fp16`` and ``fp10`` (int16 codes), ``fp8`` (uint8).
-    """
+    """As the oracle has it (reference/sparse.py), of x fp32/bf16/fp16[n]; slots = ceil(n/1024)."""
     words, counts, values = sparse_arrays("zvc", x, fmt)
     launch_warps(
         zvc_encode_kernel, counts.numel(), x,
@@ -60,7 +53,7 @@ def zvc_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
 
 
 def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(columns uint8[256*rows], counts int16[rows], values[256*rows]); else as :func:`zvc_encode`."""
+    """As the oracle has it, of x fp32/bf16/fp16[n]; rows = ceil(n/256)."""
     columns, counts, values = sparse_arrays("csr", x, fmt)
     launch_warps(
         csr_encode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
@@ -72,12 +65,7 @@ def csr_encode(x: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, t
 def compact(
     scratch: torch.Tensor, counts: torch.Tensor, stride: int, total: int, spill: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The first counts[i] items of every stride-long slot of scratch, close together.
-
-    scratch: any dtype of 1, 2 or 4 bytes, [stride * slots]; counts: int16[slots]; total: the sum of counts, or more
-    (the items past the sum are undefined). Returns scratch's dtype, [total]. With a spill total is the array's
-    capacity, which the sum may exceed.
-    """
+    """As the oracle has it (reference/sparse.py)."""
     packed = padded(total, scratch.dtype, scratch.device)
     _compact(None, scratch, counts, stride, None, packed, spill)
     return packed
@@ -86,7 +74,7 @@ def compact(
 def csr_compact(
     columns: torch.Tensor, values: torch.Tensor, counts: torch.Tensor, total: int, spill: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(columns, values) of csr_encode, each compacted as by :func:`compact`, in one pass."""
+    """As the oracle has it, in one pass."""
     packed_columns, packed = (padded(total, t.dtype, t.device) for t in (columns, values))
     _compact(columns, values, counts, CSR_COLUMNS, packed_columns, packed, spill)
     return packed_columns, packed
@@ -135,11 +123,7 @@ def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed,
 
 
 def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
-    """out[n] = grad[n] where an element was stored that is not a negative zero, else +0: ReLU's backward.
-
-    Exact under the lossy formats too: a small positive value may have become the code +0, but its bit is set. out may
-    be grad: programs read what they write before they write it.
-    """
+    """As the oracle has it. out may be grad: programs read what they write before they write it."""
     n = grad.numel()
     launch_warps(
         zvc_backward_kernel, counts.numel(), grad,

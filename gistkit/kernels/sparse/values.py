@@ -48,10 +48,8 @@ def scale_address(exponents_ptr, start, place):
 @triton.jit
 def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr):
     """Words of the raw patterns or codes at start (int64, a multiple of 8) + place to + 7, those before stop defined.
-
     fp10's are shifted left by 6, where fp16 has the same fields; the 6 bits below are not defined. WIDE: values_ptr is
-    16-byte aligned. No 16 bytes are read of which none lies before stop.
-    """
+    16-byte aligned. No 16 bytes are read of which none lies before stop."""
     PLANES: tl.constexpr = PACKED and FMT == "fp10"
     VB: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
     shift = 0
@@ -91,14 +89,14 @@ def load_octet(values_ptr, start, place, stop, plane, FMT: tl.constexpr, PACKED:
 @triton.jit
 def stage_values(
     stage, values_ptr, exponents_ptr, start, stop, plane, lane, FMT: tl.constexpr, SCALING: tl.constexpr,
-    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr, ASM: tl.constexpr,
+    PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, OCTETS: tl.constexpr, FLAGS: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """The elements (patterns of DTYPE) of the values from start (a multiple of 8) on, stop of them, to shared memory.
-
     OCTETS: the most that a lane takes. AHEAD of them are loaded before the first is used, what lies past stop neither
-    loaded nor converted. See :func:`load_octet`.
-    """
-    WORDS: tl.constexpr = 2 if FMT == "fp8" else (2 * DTYPE.primitive_bitwidth // 8 if FMT == "raw" else 4)
+    loaded nor converted. FLAGS: one byte a value in place of the element, 0 for -0.0 and its codes, 0xFF for all else.
+    See :func:`load_octet`."""
+    WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
     # no more than 20 registers of loaded words
     AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5
     if SCALING == "block":
@@ -115,27 +113,12 @@ def stage_values(
         for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
             if i * CHUNK < stop:
                 place = lane * OCTET + i * CHUNK
-                scale = tl.full(place.shape, 1.0, tl.float32)
-                if SCALING == "block":
-                    scale = decoding_factor(scales[i - group], FMT)
-                elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)
-                stage_words(stage + place * (DTYPE.primitive_bitwidth // 8), elements, place < stop)
-
-
-@triton.jit
-def stage_flags(
-    stage, values_ptr, start, stop, plane, lane, FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr,
-    OCTETS: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """As :func:`stage_values`, but one byte a value: 0 for -0.0 and its codes, 0xFF for all else."""
-    WORDS: tl.constexpr = 4 if FMT == "fp10" else 2 * values_ptr.dtype.element_ty.primitive_bitwidth // 8
-    AHEAD: tl.constexpr = 2 if WORDS == 8 or (PACKED and FMT == "fp10") else 5
-    for group in tl.static_range(0, OCTETS, AHEAD):
-        words = ()
-        for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
-            words += load_octet(values_ptr, start, lane * OCTET + i * CHUNK, stop, plane, FMT, PACKED, WIDE)
-        for i in tl.static_range(group, tl.constexpr(min(group + AHEAD, OCTETS))):
-            if i * CHUNK < stop:
-                place = lane * OCTET + i * CHUNK
-                flags = passing_flags(words, (i - group) * WORDS, WORDS, FMT, ASM)
-                stage_words(stage + place, (flags[0] * 0xFF, flags[1] * 0xFF), place < stop)
+                if FLAGS:
+                    flags = passing_flags(words, (i - group) * WORDS, WORDS, FMT, ASM)
+                    stage_words(stage + place, (flags[0] * 0xFF, flags[1] * 0xFF), place < stop)
+                else:
+                    scale = tl.full(place.shape, 1.0, tl.float32)
+                    if SCALING == "block":
+                        scale = decoding_factor(scales[i - group], FMT)
+                    elements = widen_octet(words, (i - group) * WORDS, WORDS, scale, FMT, SCALING != "none", DTYPE, ASM)
+                    stage_words(stage + place * (DTYPE.primitive_bitwidth // 8), elements, place < stop)

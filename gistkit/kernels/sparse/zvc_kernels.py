@@ -2,16 +2,13 @@
 
 Values go close together in shared memory between x and the array of values: both are read and written 16 bytes a lane,
 and a narrow format converts whole words of stored elements only. x and values are bit patterns (int32, int16), but for
-the x that a narrow format is decoded to.
-
-ReLU's backward goes the decoder's way with a byte a value, whether it lets the gradient pass: no value is decoded.
-"""
+the x that a narrow format is decoded to. ReLU's backward goes the decoder's way with a byte a value."""
 
 import triton
 import triton.language as tl
 
 from gistkit.formats import ZVC_SLOT
-from gistkit.kernels.sparse.values import slot_start, stage_flags, stage_values
+from gistkit.kernels.sparse.values import slot_start, stage_values
 from gistkit.kernels.warp.lanes import LANES
 from gistkit.kernels.warp.octet_codes import narrow_octet
 from gistkit.kernels.warp.octets import (
@@ -83,10 +80,8 @@ def zvc_decode_kernel(
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
-    """One slot of x: an element's value stands at its rank among the set bits.
-
-    WIDE: values_ptr is 16-byte aligned, WHOLE: n is a multiple of 8.
-    """
+    """One slot of x: an element's value stands at its rank among the set bits. WIDE: values_ptr is 16-byte aligned,
+    WHOLE: n is a multiple of 8."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
     slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
@@ -101,7 +96,7 @@ def zvc_decode_kernel(
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
         stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
-        WIDE, CHUNKS + PACKED, ASM,
+        WIDE, CHUNKS + PACKED, False, ASM,
     )  # fmt: skip
     stage = warp_sync(stage) + skipped * XB
     for c in tl.static_range(CHUNKS):
@@ -114,10 +109,8 @@ def zvc_backward_kernel(
     out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, n, plane, FMT: tl.constexpr, PACKED: tl.constexpr,
     WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
-
-    WIDE, WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
-    """
+    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout. WIDE,
+    WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8."""
     XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
     slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
@@ -130,9 +123,10 @@ def zvc_backward_kernel(
     grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
     stage = open_stage(lane, 1)
     skipped = (start & (OCTET - 1)).to(tl.int32)
-    stage_flags(
-        stage, values_ptr, start - skipped, count + skipped, plane, lane, FMT, PACKED, WIDE, CHUNKS + PACKED, ASM
-    )
+    stage_values(
+        stage, values_ptr, values_ptr, start - skipped, count + skipped, plane, lane, FMT, "none", PACKED,
+        values_ptr.dtype.element_ty, WIDE, CHUNKS + PACKED, True, ASM,
+    )  # fmt: skip
     stage = warp_sync(stage) + skipped
     for c in tl.static_range(CHUNKS):
         flags = pull_flags(stage + places[c], marks[c], XB)

@@ -1,8 +1,6 @@
 """zvc of tensors of one kind (length, dtype, device), again and again: all of the launches but the addresses is ready.
-
-What :mod:`gistkit.kernels.sparse.operators` does in 145 us of an H100's host (16 MB of fp32) takes a third of that
-here, as nothing is viewed or looked up. Values are single items: ``raw``, ``fp16`` or ``fp8``, without scaling.
-"""
+That takes a third of the host's 145 us that :mod:`gistkit.kernels.sparse.operators` takes (H100, 16 MB of fp32). Values
+are single items: ``raw``, ``fp16`` or ``fp8``, without scaling."""
 
 from __future__ import annotations
 
@@ -26,8 +24,7 @@ Packed = tuple[torch.Tensor, ...]
 
 
 class ZvcLaunches:
-    """Encodings of dense tensors of n elements of a dtype (fp32, bf16 or fp16) on a CUDA device, their values in
-    ``fmt``."""
+    """Encodings, values in ``fmt``, of dense tensors of n elements of a dtype (fp32, bf16 or fp16) on a CUDA device."""
 
     def __init__(self, n: int, dtype: torch.dtype, device: torch.device, fmt: str) -> None:
         self._n = n

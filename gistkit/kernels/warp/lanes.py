@@ -1,8 +1,7 @@
 """What the 32 lanes of one warp tell each other, for kernels in which a lane holds exactly one element.
 
-A vector of LANES elements in a program of one warp lies one element a lane, in order: then a vote of the warp is a mask
-word in the natural bit order, and a population count of the bits below a lane is its rank, with no shared memory and no
-barrier. A block-wide ``tl.cumsum`` costs 41.6 instructions a bf16 element for the same, over the budget of 21.
+A vector of LANES elements in a program of one warp lies one element a lane, in order, so a scan needs no shared memory
+and no barrier. A block-wide ``tl.cumsum`` costs 41.6 instructions a bf16 element, over the budget of 21.
 
 The helpers are single PTX instructions and need ``num_warps=1``. The interpreter has no inline assembly: tests run the
 compiled kernels in tests/support/warp.py.

@@ -1,13 +1,11 @@
 """Eight neighbouring elements a lane: 16-byte accesses, a byte of marks, and a warp's shared memory in between.
 
-A vote gives a warp its mask word from one element a lane, at the price of 2-byte accesses and of six instructions an
-element for marks and places. With eight neighbours in a lane their marks are a byte of their own, the places follow
-from a scan over the lanes' counts, and values that are close together in the warp's shared memory (see stage.py) reach
-global memory, and come from it, eight at a time: a narrow format converts only what is stored, in whole words.
+The places follow from a scan over the lanes' counts, and values that are close together in the warp's shared memory
+(see stage.py) reach global memory, and come from it, eight at a time: a narrow format converts only what is stored, in
+whole words. A vote of one element a lane instead takes six instructions an element, and 2-byte accesses.
 
 A 16-byte store of a lane that holds eight fp32 elements fills half of a 32-byte sector. Beside as many reads that costs
-nothing; where little is read, a csr decode of fp32 at a density of 0.1 took 231 us on an H200 that way, and 158 with
-stores of whole sectors.
+nothing; a csr decode of fp32 at a density of 0.1 took 231 us on an H200 that way, and 158 with stores of whole sectors.
 
 CHUNKS of 256 elements are a slot of zvc. Items are seen as 32-bit words: two elements of 16 bits or one of fp32. ASM is
 the device's compute capability, 90 for sm_90.
@@ -71,10 +69,8 @@ def store_words(ptr, words, flag):
 @triton.jit
 def fp10_words(ptr, start, place, planes, plane):
     """(pointer, shift) of the packed fp10 codes from start (int64) + place on: their words, and how far to the left a
-    code of these goes to end up as the word's first bits.
-
-    ptr: of the words; planes: where, counted as place is, the second and the third plane of ``plane`` words start.
-    """
+    code of these goes to end up as the word's first bits. ptr: of the words; planes: where, counted as place is, the
+    second and the third plane of ``plane`` words start."""
     if plane.dtype == tl.int64:
         which = (place >= planes[0]).to(tl.int32) + (place >= planes[1]).to(tl.int32)
         return ptr + (start + place - which * plane), 22 - which * 10
@@ -94,12 +90,10 @@ def fp10_pair(low, high, shift):
 
 @triton.jit
 def spread_program(PLANES: tl.constexpr):
-    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes.
-
-    Slots in order would read the array of words three times over, once a plane, each time from memory. Those a third
-    of all slots apart start about a plane apart, as near as the density is the same everywhere, and the cache has what
-    the others have read. The last program or two that are left over keep their place.
-    """
+    """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes:
+    slots a third of all apart, which start about a plane apart where the density is the same everywhere, so that the
+    cache has what the others read. In order, each would come from memory three times. Programs left over keep their
+    place."""
     program = tl.program_id(0)
     if PLANES:
         third = tl.num_programs(0) // 3
@@ -109,10 +103,8 @@ def spread_program(PLANES: tl.constexpr):
 
 @triton.jit
 def load_octets(x_ptr, left, XB: tl.constexpr, WIDE: tl.constexpr):
-    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use.
-
-    WIDE: x_ptr is 16-byte aligned and left a multiple of 8.
-    """
+    """A slot's words, 2 * XB a chunk, 0 from element left on: all loads before any use. WIDE: x_ptr is 16-byte aligned
+    and left a multiple of 8."""
     words = ()
     for c in tl.static_range(CHUNKS):
         offs = tl.arange(0, LANES) * OCTET + c * CHUNK
@@ -153,9 +145,7 @@ def _halves_set(word, ASM: tl.constexpr):
 @triton.jit
 def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.constexpr, ASM: tl.constexpr):
     """Two words of a byte an item: 0 for -0.0 and its codes, 1 for all else, of the WORDS words from words[first] on.
-
-    fp10's codes lie 6 bits higher, over bits that are not defined.
-    """
+    fp10's codes lie 6 bits higher, over bits that are not defined."""
     flags = ()
     if WORDS == 2:
         for w in tl.static_range(first, first + 2):
@@ -235,8 +225,7 @@ def _halves_side_by_side(words, odd):
 
 @triton.jit
 def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """As store_octet, of a whole warp's neighbours, each store of which fills sectors: for results that are written
-    without as much being read."""
+    """As store_octet, of a whole warp's neighbours, in whole sectors: for results written without as many reads."""
     if XB == 2:
         store_octet(x_ptr, words, offs, left, XB, WHOLE)
     else:
@@ -251,11 +240,8 @@ def store_octets(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr
 
 @triton.jit
 def store_octet(x_ptr, words, offs, left, XB: tl.constexpr, WHOLE: tl.constexpr):
-    """The words to the elements (eight, or 16 bytes of them) from offs on of x_ptr (16-byte aligned), no further than
-    element left.
-
-    WHOLE: left is a multiple of as many elements.
-    """
+    """The words to the elements (eight, or 16 bytes) from offs on of x_ptr (16-byte aligned), not past element left.
+    WHOLE: left is a multiple of as many elements."""
     store_words(x_ptr + offs, words, offs + 4 * len(words) // XB <= left)
     if not WHOLE:
         _store_rest(x_ptr, words, offs, left, XB)

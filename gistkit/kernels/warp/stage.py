@@ -1,21 +1,18 @@
 """Shared memory of one warp: single items at any place become whole 8- or 16-byte accesses to global memory.
 
-A row of 256 items is staged before it leaves the warp. Stored one vote's worth at a time instead, a compacted row goes
-out in pieces that fill no 32-byte sector: an H200 takes 30 to 40 thousand million of such stores a second, whatever
-their width, which kept csr's bf16 encode at 29 % of a copy where a tenth of the elements is stored.
+A row of 256 items is staged before it leaves the warp. In pieces that fill no 32-byte sector an H200 takes 30 to 40
+thousand million stores a second, of any width: 29 % of a copy's speed for csr's bf16 encode at a density of 0.1.
 
-PTX for ``num_warps=1``: the lanes of a warp run in step, so that
-no barrier of the block is needed. Each ``open_stage`` in a kernel's code is memory of its own; what it holds at first
-is undefined.
+PTX for ``num_warps=1``: the lanes of a warp run in step, so no barrier of the block is needed. Each ``open_stage`` in a
+kernel's code is memory of its own; what it holds at first is undefined.
 """
 
 import triton
 import triton.language as tl
 
 _OPEN = "{{ .shared .align 16 .b8 stage[{}]; mov.b32 $0, stage; }}"
-# a byte, a 16-bit item or an fp32 item for each place of 1024, and for eight more; a byte beside a larger item
+# a byte, a 16-bit item or an fp32 item for each place of 1024, and for eight more
 _OPEN_1, _OPEN_2, _OPEN_4 = (tl.constexpr(_OPEN.format(1032 * size)) for size in (1, 2, 4))
-_OPEN_3, _OPEN_5 = (tl.constexpr(_OPEN.format(1032 * size)) for size in (3, 5))
 _SYNC = tl.constexpr("bar.warp.sync 0xffffffff; mov.b32 $0, $1;")
 
 _STAGE_16 = tl.constexpr(
@@ -27,10 +24,8 @@ _UNSTAGE_8 = tl.constexpr("ld.shared.v2.b32 {$0, $1}, [$2];")
 
 
 def pushes(words: int, item_bytes: int, columns: int = 0) -> str:
-    """PTX: the items of the words that are not 0 to shared memory from address $1 on, close together.
-
-    With columns, a distance in bytes, an item's column goes that far behind it; the first one's is the last operand.
-    """
+    """PTX: the items of the words that are not 0 to shared memory from address $1 on, close together. With columns, a
+    distance in bytes, an item's column goes that far behind it; the first one's is the last operand."""
     text = "{ .reg .pred p, q; .reg .b32 at, low, high, column; mov.b32 at, $1; "
     column = f"${2 + words}"
 
@@ -52,10 +47,8 @@ def pushes(words: int, item_bytes: int, columns: int = 0) -> str:
 
 
 def _pulls(words: int, kind: str, item_bytes: int) -> str:
-    """PTX: the words $0... of the items whose marks are set in the last operand, from the address before it on.
-
-    Items are loaded as ``kind``: a byte as ``s8`` becomes both bytes of a half, or all four of a word.
-    """
+    """PTX: the words $0... of the items whose marks are set in the last operand, from the address before it on. Items
+    are loaded as ``kind``: a byte as ``s8`` becomes both bytes of a half, or all four of a word."""
     address, marks = f"${words}", f"${words + 1}"
     text = f"{{ .reg .pred p; .reg .b32 at, bit, h<8>; mov.b32 at, {address}; "
     for item in range(8):
@@ -75,9 +68,7 @@ _PULL_FLAGS_2, _PULL_FLAGS_4 = tl.constexpr(_pulls(4, "s8", 1)), tl.constexpr(_p
 @triton.jit
 def open_stage(lane, ITEM_BYTES: tl.constexpr):
     """int32[LANES]: the address, in every lane, of 1032 items' shared memory."""
-    small: tl.constexpr = _OPEN_1 if ITEM_BYTES == 1 else _OPEN_2
-    large: tl.constexpr = _OPEN_3 if ITEM_BYTES == 3 else (_OPEN_4 if ITEM_BYTES == 4 else _OPEN_5)
-    text: tl.constexpr = small if ITEM_BYTES <= 2 else large
+    text: tl.constexpr = _OPEN_1 if ITEM_BYTES == 1 else (_OPEN_2 if ITEM_BYTES == 2 else _OPEN_4)
     return tl.inline_asm_elementwise(text, "=r,r", [lane], dtype=tl.int32, is_pure=False, pack=1)
 
 
@@ -190,11 +181,9 @@ _BYTES_FROM = tl.constexpr(
 
 
 def _puts(words: int, item_bytes: int) -> str:
-    """PTX: eight items to their places of four rows of 256, from address $1 on.
-
-    Bytes, four to a word, of the items in order: columns $2 and $3, rows $4 and $5, and $6 and $7, odd where an item is
-    to be put. The items are those of the words after these; without words they are 0xFF.
-    """
+    """PTX: eight items to their places of four rows of 256, from address $1 on. Bytes, four to a word, of the items in
+    order: columns $2 and $3, rows $4 and $5, and $6 and $7, odd where an item is to be put. The items are those of the
+    words after these; without words they are 0xFF."""
     text = "{ .reg .pred p; .reg .b32 at, bit, item; mov.b32 item, 0xFF; "
     for i in range(8):
         half, byte = divmod(i, 4)

@@ -1,14 +1,11 @@
 """Convolution algorithms as planner data: seconds and workspace of each, from the shape and the device. Pure data.
 
-vDNN (section III-C, footnote 2) and moDNN (section IV-A) ask cuDNN for every algorithm's time and workspace. PyTorch
-lists no algorithms and picks none by layer, so a task has its default alone: the roofline, and on a CUDA device 4 bytes
-of workspace a filter element and output pixel. The frameworks of the papers could be told one by layer: costs with
-several (:mod:`bench.papers.algorithms`) come by ``cost_table(ways=...)``.
+A task has PyTorch's default alone: the roofline, and on CUDA 4 bytes of workspace a filter element and output pixel.
+Costs with several, as the papers' frameworks had (:mod:`bench.papers.algorithms`), come by ``cost_table(ways=...)``.
 
 On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
-and the default needs both maps a second time. On an H200 (torch 2.11, fp32, batch 64) 3x3 filters had both copies
-(VGG-16 conv1_2: 1,563 to 1,568 of 1,568 MiB), some 1x1 filters on large maps less than half of them; they are counted
-for all, too much by 3 to 12 % of such a peak and never too little.
+and both maps a second time: VGG-16's conv1_2 had 1,563 to 1,568 of 1,568 MiB on an H200 (fp32, batch 64), some 1x1
+filters less than half of them; counted for all, too much by 3 to 12 % of such a peak and never too little.
 
 A plan names a call's algorithms in one text: ``winograd`` for all of its tasks, or one for each task by its part or
 phase, ``forward=winograd,weight=fft,input=implicit_gemm``.

@@ -22,19 +22,15 @@ _LARGEST = 2**60
 FORMS = 'bytes as an int, "12GiB", "800MB"'
 
 
-def parse_bytes(amount: int | str, argument: str = "reserved_bytes") -> int:
-    """The bytes of an int or of a text with a unit, 0 or more.
-
-    Raises TypeError for other types, ValueError for what is no amount: argument, demand, value, remedy.
-    """
-    return _bytes(amount, argument, FORMS, None)
+def parse_bytes(amount: int | str) -> int:
+    """The bytes of an int or of a text with a unit, 0 or more. Raises TypeError for other types, ValueError for what is
+    no amount: argument, demand, value, remedy."""
+    return _bytes(amount, "reserved_bytes", FORMS, None)
 
 
 def parse_budget(budget: int | str | None, plain_peak_bytes: int) -> int | None:
-    """The bytes of a budget; ``"60%"`` is that share of ``plain_peak_bytes``. None stays None: no budget.
-
-    Raises TypeError for other types, ValueError for what is no budget (0 and less, nonsense).
-    """
+    """The bytes of a budget; ``"60%"`` is that share of ``plain_peak_bytes``. None stays None: no budget. Raises
+    TypeError for other types, ValueError for what is no budget (0 and less, nonsense)."""
     if budget is None:
         return None
     forms = f'{FORMS} or "60%" of the plain peak'

@@ -66,10 +66,8 @@ EMPTY: dict[str, tuple[Passes, Passes]] = {
 
 def passes(codec: str, itemsize: int, density: float | None) -> Passes:
     """Passes of a codec over a tensor of ``itemsize`` bytes an element at a density (None: no zeros at all). Raises
-    KeyError for one that has no row: ``dense``, ``bits`` and the max-pool maps, whose operators make them.
-
-    Of a sparse codec the line through what it takes with nothing stored and at the measured density, which goes on.
-    """
+    KeyError for one that has no row: ``dense``, ``bits`` and the max-pool maps, whose operators make them. Of a sparse
+    codec the line through what it takes with nothing stored and at the measured density, which goes on."""
     wide = 0 if itemsize >= 4 else 1
     row, family = MEASURED[ASSUMED.get(codec, codec)][wide], EMPTY.get(codec.partition("+")[0])
     if family is None:

@@ -115,8 +115,7 @@ class Hardware:
 
     @staticmethod
     def from_json(text: str) -> Hardware:
-        """The hardware of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
-        there and what it has."""
+        """The hardware of :meth:`to_json`'s text. Raises ValueError, with the place, for any other."""
         try:
             return from_json(Hardware, text)[0]
         except ValueError as error:
@@ -148,11 +147,9 @@ def _check_number(field: str, value: object, positive: bool, limit: float) -> No
 
 
 class Card(NamedTuple):
-    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole.
-
-    ``memory_gb`` and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in
-    1e12 dense operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16.
-    """
+    """A card by its preset's name and by the pattern of ``torch.cuda.get_device_name``, matched whole. ``memory_gb``
+    and ``memory_gbps`` in 1e9; ``fp32``, ``tf32`` and ``half`` (fp16 and bf16, accumulated in fp32) in 1e12 dense
+    operations per second. ``tf32`` 0: a card from before Ampere, which has neither TF32 nor bf16."""
 
     preset: str
     device: str

@@ -1,9 +1,6 @@
-"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data.
-
-Seconds of a task are those of the roofline: the larger of operations / rate and traffic / bandwidth, at least one
-launch (vDNN and moDNN profile instead: give ``measured_s``). Seconds of codecs come from a measured table
-(:mod:`gistkit.planning.cost.codec_costs`).
-"""
+"""CostTable: seconds and workspace of a task, seconds and bytes of a codec, seconds of a transfer. Pure data. A task's
+seconds are the roofline's, the larger of operations / rate and traffic / bandwidth, at least a launch, or measured ones
+(``measured_s``); a codec's come from a measured table (:mod:`gistkit.planning.cost.codec_costs`)."""
 
 from __future__ import annotations
 
@@ -48,11 +45,9 @@ Ways = Callable[[Task, Hardware], tuple[Algorithm, ...]]
 
 @dataclass(frozen=True)
 class CostTable:
-    """What everything costs on one device.
-
-    ``algorithms[task]`` holds at least one entry; the first is what PyTorch is taken to run. ``densities`` are by
-    storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the algorithms of any task.
-    """
+    """What everything costs on one device. ``algorithms[task]`` holds at least one entry; the first is what PyTorch is
+    taken to run. ``densities`` are by storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the
+    algorithms of any task."""
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]
@@ -60,11 +55,11 @@ class CostTable:
     ways: Ways = task_algorithms
 
     def task_s(self, task: int, algorithm: str = "") -> float:
-        """Seconds of a task, by default under its first algorithm. Raises ValueError for an algorithm it has not."""
+        """Seconds of a task, by default under its first algorithm."""
         return self._algorithm(task, algorithm).seconds
 
     def workspace_bytes(self, task: int, algorithm: str = "") -> int:
-        """Workspace of a task, by default under its first algorithm. Raises ValueError for one it has not."""
+        """Workspace of a task, by default under its first algorithm."""
         return self._algorithm(task, algorithm).workspace_bytes
 
     def memory_optimal(self, task: int) -> str:
@@ -76,26 +71,16 @@ class CostTable:
         return min(self.algorithms[task], key=lambda a: (a.seconds, a.workspace_bytes)).name
 
     def _algorithm(self, task: int, name: str) -> Algorithm:
-        known = self.algorithms[task]
-        for algorithm in known:
-            if name in ("", algorithm.name):
-                return algorithm
-        raise ValueError(
-            f"algorithm of task {task} must be one of {', '.join(repr(a.name) for a in known)}, got {name!r}; "
-            "leave it '' for the default"
-        )
+        return next(a for a in self.algorithms[task] if name in ("", a.name))
 
     def payload_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> int:
-        """Bytes of a tensor of ``nbytes`` bytes of ``dtype`` under a codec; density None: no zeros. Raises ValueError
-        for an unknown codec."""
+        """Bytes of ``nbytes`` of ``dtype`` under a codec; density None: no zeros. ValueError for unknown ones."""
         return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
     def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
-        """Of a sparse codec on CUDA: bytes of the scratch that it leaves until its size is known, and of what packing
-        takes beside scratch and payload. Raises ValueError for any other codec."""
+        """Of a sparse codec on CUDA: bytes of the scratch until its size is known, and of packing beside both."""
         kind, form = dtype_of(dtype), find_codec(codec)
-        if not isinstance(form, Sparse):
-            raise ValueError(f"codec {codec!r} has no scratch, as its payload's size is known; ask for payload_bytes")
+        assert isinstance(form, Sparse)
         n = nbytes // kind.itemsize
         return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
 
@@ -178,14 +163,11 @@ def cost_table(
     workspace_bytes: Mapping[int, int] | None = None,
     ways: Ways = task_algorithms,
 ) -> CostTable:
-    """The costs of a captured step (``capture(..., backward=True)``) on a device.
-
-    ``density`` None: as recorded, else as the operators lead us to expect; a number: of every storage that may hold
-    zeros; a mapping: by storage, the others as with None. ``measured_s`` are seconds by task, of its default algorithm;
-    the others keep their ratio to it. ``workspace_bytes`` are those measured of convolutions' tasks, which
-    have no other algorithm then. ``ways``: as in :class:`CostTable`. Raises ValueError for the density of a storage
-    that the graph has not.
-    """
+    """The costs of a captured step (``capture(..., backward=True)``) on a device. ``density`` None: as recorded, else
+    as the operators lead us to expect; a number: of every storage that may hold zeros; a mapping: by storage, the
+    others as with None. ``measured_s`` are seconds by task, of its default algorithm; the others keep their ratio to
+    it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no other algorithm then. ``ways``: as
+    in :class:`CostTable`. Raises ValueError for densities of unknown storages."""
     unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
     if unknown:
         raise ValueError(

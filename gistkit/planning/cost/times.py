@@ -1,8 +1,6 @@
-"""StepTimes: the seconds of every task of one step as they were measured on one device. Pure data, JSON both ways.
-
-They take the place of the roofline in :func:`gistkit.planning.cost.table.cost_table`: vDNN (section III-C) and moDNN
-(section IV-A) profile a step before they plan it. A file of them is for one step, known by its fingerprint.
-"""
+"""StepTimes: the seconds of every task of one step as measured on one device, in place of the roofline's in
+:func:`gistkit.planning.cost.table.cost_table` (vDNN, section III-C; moDNN, IV-A). Pure data, JSON both ways; a file of
+them is for one step, known by its fingerprint."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ class StepTimes:
 
     @property
     def workspace_remedy(self) -> str:
-        """What the largest workspace would be in channels_last, for people; empty where that saves less than 64 MiB, as
-        of a step that is in that format."""
+        """What the largest workspace would be in channels_last, for people; empty where that saves less than 64 MiB."""
         most = max(self.workspace_bytes.values(), default=0)
         then = max((self.channels_last_bytes.get(t, n) for t, n in self.workspace_bytes.items()), default=0)
         if then > most - 64 * 2**20:
@@ -71,8 +68,7 @@ class StepTimes:
 
     @staticmethod
     def from_json(text: str) -> StepTimes:
-        """The times of :meth:`to_json`'s text. Raises ValueError for any other: the place in it, what was expected
-        there and what it has."""
+        """The times of :meth:`to_json`'s text. Raises ValueError, with the place, for any other."""
         try:
             return from_json(StepTimes, text, {"format": FORMAT, "version": VERSION})[0]
         except ValueError as error:

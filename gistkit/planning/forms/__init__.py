@@ -4,7 +4,6 @@ from gistkit.planning.forms.allowed import (
     SMALL_BYTES,
     Judge,
     check_decisions,
-    decidable,
     default_form,
     kept_by_ops,
     own_decisions,
@@ -12,6 +11,6 @@ from gistkit.planning.forms.allowed import (
 )
 from gistkit.planning.forms.options import FIDELITIES, SPARSE, check_fidelity, check_lossy, encodings, options
 from gistkit.planning.forms.predicted import capacity, held, kept_bytes, make_plan, with_figures
-from gistkit.planning.forms.readers import call_choices, intolerant, rounded, rounds
+from gistkit.planning.forms.readers import call_choices, intolerant, rounded
 from gistkit.planning.forms.rebuild import MAX_DEPTH, depth
 from gistkit.planning.forms.recompute import OBSERVERS, RecomputePlan, Replays, SegmentPlan, recompute_plan

@@ -1,10 +1,7 @@
-"""Which forms the storages of a step may take. One judge answers for everybody.
-
-Gist takes the smallest allowed form (:mod:`gistkit.planning.policies.gist_rules`), `optimal` chooses among all of them
-(:mod:`gistkit.planning.forms.options`), and a plan from a file is compared with them before anything runs
-(:func:`check_decisions`). The judge does not weigh what a form saves. Which calls a rerun may repeat:
-:mod:`gistkit.planning.forms.recompute`.
-"""
+"""Which forms the storages of a step may take. One judge answers for everybody: Gist's rules take the smallest allowed
+form (:mod:`gistkit.planning.policies.gist_rules`), `optimal` chooses among all (:mod:`gistkit.planning.forms.options`),
+a plan from a file is compared before anything runs (:func:`check_decisions`). The judge does not weigh what a form
+saves. Which calls a rerun may repeat: :mod:`gistkit.planning.forms.recompute`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,6 @@ from gistkit.ir import (
     REMEDY,
     RERUN,
     STAY,
-    Block,
     Call,
     Decision,
     Form,
@@ -30,6 +26,7 @@ from gistkit.ir import (
     written_late,
     zeros_left_out,
 )  # fmt: skip
+from gistkit.planning.forms.predicted import held
 from gistkit.planning.forms.readers import intolerant, map_bits, mask_carrier, may_narrow, rounded
 from gistkit.planning.forms.rebuild import Decide, Recipe, circular, recipe_of
 
@@ -43,8 +40,7 @@ _NO_RECIPE = "it does not follow from what batch norms and additions read and wh
 
 class Judge:
     """The forms of one graph's storages. ``kept`` are those that plain PyTorch keeps, ``own`` those that operators make
-    and keep for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to
-    each."""
+    for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to each."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph, self.reading = graph, Reading(graph)
@@ -254,10 +250,5 @@ def own_decisions(graph: SavedGraph) -> tuple[Decision, ...]:
     if graph.source == LIBRARY:
         return ()
     judge = Judge(graph)
-    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in decidable(graph))
+    found = (judge.own_map(b.storage) or judge.without_values(b.storage) for b in held(graph) if b.storage >= 0)
     return tuple(d for d in found if d and (d.form.made_by_op or judge.reading.uses(d.storage).relu is None))
-
-
-def decidable(graph: SavedGraph) -> list[Block]:
-    """The blocks of the storages that backward keeps."""
-    return [b for b in graph.blocks if b.storage >= 0 and b.saved >= 0 and b.kind in ("input", "activation")]

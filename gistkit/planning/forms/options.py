@@ -1,16 +1,7 @@
-"""What may be done with each storage of a step: the decisions among which `optimal` chooses.
-
-| class | decisions |
-|---|---|
-| ``bitwise`` | keep; mask, map, bits, nothing at all where backward asks for no more; zvc and csr where zeros are |
-| | expected; rebuilt from what a batch norm or an addition read; raw, packed or coded bytes over the link |
-| ``reassociated`` | the same, and sub-batches |
-| ``lossy`` | the same, and the narrow form that the caller names, for all or by storage, where every reader |
-| | tolerates it |
-
-Over the link a storage may leave at once or as late as the link needs, and come back at its use or early enough that
-the compute in between hides the transfer, with some room.
-"""
+"""What may be done with each storage of a step: the decisions among which `optimal` chooses. They are the judge's:
+exact ones, the narrow form that the caller names, zvc and csr where zeros are expected. Over the link (raw, packed or
+coded bytes) a storage may leave at once or as late as the link needs, and come back at its use or so early that the
+compute in between hides the transfer, with some room."""
 
 from __future__ import annotations
 
@@ -22,7 +13,8 @@ import numpy as np
 from gistkit.formats import AUTO, LOSSY_FORMS, Lossy, narrow_of
 from gistkit.ir import BACKWARD, FORMS, Block, Decision, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms.allowed import SMALL_BYTES, Judge, decidable
+from gistkit.planning.forms.allowed import SMALL_BYTES, Judge
+from gistkit.planning.forms.predicted import held
 
 SPARSE = ("zvc", "csr")
 FIDELITIES = ("bitwise", "reassociated", "lossy")
@@ -33,8 +25,7 @@ MANY = 300
 
 
 def encodings(sparse: tuple[str, ...], narrow: str | None) -> tuple[str, ...]:
-    """The forms from which values are decoded, exact ones first: sparse ones, and what ``narrow`` makes of all; there
-    are no sparse integers."""
+    """Decoded forms, exact ones first: sparse ones, and what ``narrow`` makes of all; there are no sparse integers."""
     both = [f"{name}+{narrow}" for name in sparse]
     return sparse if narrow is None else (*sparse, *(name for name in both if name in FORMS), narrow)
 
@@ -70,19 +61,14 @@ def check_fidelity(fidelity: str, lossy: Lossy = None) -> None:
         )
 
 
-def options(
-    graph: SavedGraph, costs: CostTable, fidelity: str = "bitwise", lossy: Lossy = None
-) -> dict[int, tuple[Decision, ...]]:
-    """Per kept storage the decisions that its readers, the class and the hardware allow; ``dense`` is among them. The
-    first is what is taken where memory does not matter. Raises ValueError for an unknown class or format."""
-    check_fidelity(fidelity, lossy)
+def options(graph: SavedGraph, costs: CostTable, lossy: Lossy = None) -> dict[int, tuple[Decision, ...]]:
+    """Per kept storage the decisions that its readers, the narrow formats and the hardware allow; ``dense`` is among
+    them. The first is what is taken where memory does not matter."""
     listing = _Listing(graph, costs, lossy)
-    return {b.storage: listing.of(b) for b in decidable(graph)}
+    return {b.storage: listing.of(b) for b in held(graph) if b.storage >= 0}
 
 
 class _Listing:
-    """Lists the decisions of one graph's storages."""
-
     def __init__(self, graph: SavedGraph, costs: CostTable, lossy: Lossy) -> None:
         self._judge = Judge(graph)
         self._graph, self._costs, self._lossy = graph, costs, lossy
@@ -133,7 +119,6 @@ class _Listing:
         return self._costs.payload_bytes(form, s.nbytes, s.dtype, self._costs.densities.get(s.id))
 
     def _shipped(self, block: Block, s: SavedStorage, at_home: Decision) -> Iterable[Decision]:
-        """The decision with its payload on the host between release and prefetch."""
         if not self._costs.hardware.has_link or not at_home.form.payload or not block.uses:
             return
         nbytes = self._payload_bytes(s, at_home.codec)

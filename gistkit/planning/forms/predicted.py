@@ -33,8 +33,7 @@ def make_plan(
 def with_figures(
     plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, *, reserve: int = 0, parts: int = 1
 ) -> Plan:
-    """A plan with the simulator's figures, ``reserve`` bytes in its peak; ``kept_bytes`` is what one of so many
-    ``parts`` of the batch keeps."""
+    """A plan with simulated figures, ``reserve`` in its peak; ``kept_bytes`` is what one of ``parts`` keeps."""
     run = simulate(graph, plan, costs, reserve=reserve)
     decided = {d.storage: d for d in plan.decisions}
     return replace(

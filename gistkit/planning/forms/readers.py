@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 
 from gistkit import formats
-from gistkit.ir import FORMS, KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Save
+from gistkit.ir import KERNEL_DTYPES, Call, CallChoice, Decision, Reading, Save
 
 _COVERED_FIELDS = {
     "conv2d": ("input",),
@@ -46,11 +46,6 @@ def intolerant(storage: int, reading: Reading, masked: bool = True) -> Call | No
     return next((call for call, save in uses.readers if not may_narrow(call, save)), None)
 
 
-def rounds(codec: str) -> bool:
-    """Whether a codec's values come back rounded."""
-    return bool(FORMS[codec].rounds_to)
-
-
 def rounded(storage: int, decided: Callable[[int], Decision | None], above: tuple[int, ...] = ()) -> bool:
     """Whether backward finds a storage's values rounded: kept so, or made anew from what is. ``decided`` gives a
     storage's decision, None for none; ``above`` are the storages that are made of it."""
@@ -73,11 +68,9 @@ def map_bits(pool: Call, reading: Reading, carries_mask: bool) -> int | None:
 
 
 def mask_carrier(relu: Call, reading: Reading) -> Call | None:
-    """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants.
-
-    A hook, a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a
-    hook on it that changes the gradient. Escaping storages are decided before.
-    """
+    """The max-pool whose map can carry a ReLU's mask: the ReLU output's only reader, whatever the reader wants. A hook,
+    a view, a second branch may each ask for the ReLU's own gradient; who asks for the pool's node may hang a hook on it
+    that changes the gradient. Escaping storages are decided before."""
     value = reading.graph.values[relu.results[0]]
     readers = reading.readers_after(relu, value.storage)
     pool = readers[0] if len(readers) == 1 and value.whole else None

@@ -1,8 +1,5 @@
-"""Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from.
-
-A segment is all decisions with equal sources, as in :mod:`gistkit.planning.simulate.segments`; its calls are those of
-:func:`gistkit.ir.returns_of`.
-"""
+"""Which calls of a forward run anew for a plan's ``recompute`` decisions, and which storages they start from. A segment
+is all decisions with equal sources (:mod:`gistkit.planning.simulate.segments`)."""
 
 from __future__ import annotations
 
@@ -24,14 +21,12 @@ OBSERVERS = frozenset(("untyped_storage", "device.default"))
 
 @dataclass(frozen=True)
 class SegmentPlan:
-    """``storages`` come back through ``calls``, which make the storages ``inside`` anew; ``end`` is the last call that
-    makes or saves one of ``storages``."""
+    """``storages`` come back through ``calls``, which make the storages ``inside`` anew."""
 
     index: int
     storages: frozenset[int]
     inside: frozenset[int]
     calls: frozenset[int]
-    end: int
 
 
 @dataclass(frozen=True)
@@ -113,9 +108,7 @@ class Replays:
             for call in calls:
                 check(call, found.inside, min(wanted))
         self._check_rounded(calls, found.inside, wanted)
-        savers = (c.index for s in wanted for c, _ in self.graph.savers(s))
-        end = max((*savers, *found.calls))
-        return SegmentPlan(index, frozenset(wanted), found.inside, frozenset(found.calls), end)
+        return SegmentPlan(index, frozenset(wanted), found.inside, frozenset(found.calls))
 
     def _stays(self, storage: int) -> bool:
         """Whether a storage is there in backward, with its values, whatever this segment does."""

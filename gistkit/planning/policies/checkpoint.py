@@ -33,14 +33,9 @@ class Cut(NamedTuple):
 def checkpoint(
     graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, segments: int | None = None
 ) -> Plan:
-    """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes.
-
-    By default counts around sqrt(n) are tried and the one with the least peak is taken, as the paper's Algorithm 3
-    searches over budgets. Raises ValueError for fewer than one; more than the network can be cut into are as many as it
-    can.
-    """
-    if segments is not None and segments < 1:
-        raise ValueError(f"segments must be 1 (nothing runs again) or more, got {segments}; leave it out for sqrt(n)")
+    """The plan that keeps the boundaries of ``segments`` segments, which hold about equally many bytes. By default
+    counts around sqrt(n) are tried and the one with the least peak is taken, as the paper's Algorithm 3 searches over
+    budgets. More than the network can be cut into are as many as it can."""
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
@@ -77,8 +72,7 @@ def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
 
 
 def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cut]:
-    """Cuts into segments that hold about equally many bytes for backward; a smaller boundary is worth as many bytes of
-    unevenness."""
+    """Cuts into segments of about equally many bytes; a smaller boundary is worth as much unevenness."""
     kept = sorted(held(graph), key=lambda b: b.first)
     firsts, sums = [b.first for b in kept], [0, *accumulate(b.nbytes for b in kept)]
     sizes = [(sums[bisect_right(firsts, c.task)], graph.blocks[c.block].nbytes, c) for c in places]
@@ -87,8 +81,7 @@ def evenly(graph: SavedGraph, places: tuple[Cut, ...], segments: int) -> list[Cu
 
 
 def rerun_between(graph: SavedGraph, chosen: list[Cut], dense: set[int]) -> list[Decision]:
-    """What the segments before the last cut keep for backward runs again, each from its own boundary, but for the
-    ``dense`` storages."""
+    """What the segments before the last cut keep for backward runs again, each from its boundary, but for ``dense``."""
     boundaries = {c.block for c in chosen}
     starts = [-1, *(c.task for c in chosen)]
     sources = [inputs(graph), *((graph.blocks[c.block].storage,) for c in chosen)]

@@ -59,13 +59,10 @@ def gist(
     rebuild: bool = True,
     sparse: bool = True,
 ) -> Plan:
-    """The Gist policy's plan for one step.
-
-    ``lossy`` names the format of delayed precision reduction, for all or by storage id; None plans bit-exact moves
-    only. ``densities`` maps storage ids to measured shares of non-zero elements; unmeasured storages are planned by
-    what their producers suggest. ``rebuild`` False leaves rebuilding out, as the paper does, and ``sparse``
-    False sparse forms. Raises ValueError for an unknown format.
-    """
+    """The Gist policy's plan for one step. ``lossy`` names the format of delayed precision reduction, for all or by
+    storage id; None plans bit-exact moves only. ``densities`` maps storage ids to measured shares of non-zero elements;
+    unmeasured storages are planned by what their producers suggest. ``rebuild`` False leaves rebuilding out, as the
+    paper does, and ``sparse`` False sparse forms. Raises ValueError for an unknown format."""
     check_lossy(lossy)
     planner = Planner(graph, lossy, densities, rebuild=rebuild, sparse=sparse)
     decisions = tuple(d for d in (planner.decide(s.id) for s in graph.kept()) if d is not None)
@@ -82,14 +79,12 @@ def gist(
 
 
 def gist_budget(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, lossy: Lossy = None) -> Plan:
-    """Gist's plan, lossless or with the given narrow format, with peak and seconds. Raises ValueError for an unknown
-    format."""
+    """Gist's plan, lossless or in a narrow format, with peak and seconds. Raises ValueError for an unknown format."""
     return figured(graph, costs, budget_bytes, gist(graph, lossy=lossy, densities=costs.densities))
 
 
 def figured(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan) -> Plan:
-    """Gist's plan with peak and seconds: its decisions of blocks that the step keeps, with values where its backward
-    reads them."""
+    """Gist's plan with peak and seconds: decisions of kept blocks, with values where backward reads them."""
     blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
     taken = tuple(d for d in found.decisions if d.storage in blocks and _holds(d, blocks[d.storage]))
     choices = call_choices(Reading(graph), {d.storage: d for d in taken})

@@ -1,9 +1,7 @@
-"""All policies by name: ``(graph, costs, budget_bytes, **settings) -> Plan``.
-
-A new policy is one file in this folder and its row in the table, which ``gistkit.plan`` and the commands read. Of the
-caller's settings (``fidelity``, ``lossy``, ``reserve``, ``batch_norm``) a policy is given those that its signature
-names. :func:`gistkit.planning.forms.make_plan` adds the predicted figures to its decisions.
-"""
+"""All policies by name, ``(graph, costs, budget_bytes, **settings) -> Plan``, for ``gistkit.plan`` and the commands. A
+new policy is one file in this folder and its row in the table. Of the caller's settings (``fidelity``, ``lossy``,
+``reserve``, ``batch_norm``) it is given those that its signature names. :func:`gistkit.planning.forms.make_plan` adds
+the predicted figures to its decisions."""
 
 from __future__ import annotations
 

@@ -71,11 +71,8 @@ vdnn_conv = partial(vdnn, offload=CONVS)
 
 
 def vdnn_dyn(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
-    """vDNN_dyn within a budget (None: the device's memory).
-
-    ``details["phase"]`` is the phase that ended the search. Where even phase 1 overflows, its plan is returned with
-    ``details["trainable"]`` False.
-    """
+    """vDNN_dyn within a budget (None: the device's memory). ``details["phase"]`` ended the search. Where even phase 1
+    overflows, its plan has ``details["trainable"]`` False."""
     limit_bytes = capacity(costs, budget_bytes)
     phase, plan = 1, vdnn(graph, costs, budget_bytes, offload=ALL, algorithms=MEMORY)
     if plan.peak_bytes <= limit_bytes:
@@ -109,12 +106,10 @@ def vdnn_plus(
     reserve: int = 0,
     batch_norm: bool = False,
 ) -> Plan:
-    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
-
-    As with vDNN, a network that does not fit even one sample at a time gets the last plan tried, with
-    ``details["trainable"]`` False; below moDNN's lower bound, which holds for vDNN too, a BudgetError is raised.
-    ``fidelity`` "bitwise" allows no sub-batches, ``batch_norm`` accepts them for batch norms, as in moDNN.
-    """
+    """vDNN_dyn in sub-batches within a budget (None: the device's memory), ``reserve`` bytes of which are left free. As
+    with vDNN, a network that does not fit one sample at a time gets the last plan tried, ``details["trainable"]``
+    False; below moDNN's lower bound, vDNN's too, a BudgetError is raised. ``fidelity`` "bitwise" allows no sub-batches,
+    ``batch_norm`` accepts them for batch norms, as in moDNN."""
     memory_bytes, batch = capacity(costs, budget_bytes), max(graph.batch, 1)
     words = {"fidelity": fidelity, "reserve": reserve}
     first = choose_sub_batch(graph, costs, memory_bytes, batch_norm=batch_norm, **words)[0].parts
@@ -151,7 +146,6 @@ def offloads(graph: SavedGraph, which: str) -> tuple[Decision, ...]:
 
 
 def _offloaded(graph: SavedGraph, managed: list[Layer], which: str) -> dict[int, list[Block]]:
-    """By position among the managed layers the feature maps that the layer offloads."""
     last_reader: dict[int, int] = {}
     for task in graph.tasks:
         if task.phase == FORWARD:
@@ -184,12 +178,9 @@ def _offload(block: Block, owner: Layer, during: Sequence[int]) -> Decision:
 
 
 def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current: int) -> int:
-    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10).
-
-    The nearest preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV
-    that is no hit, so that nothing comes back long before it is used. (The paper prints the test for CONV behind the
-    loop's brace; it belongs inside.)
-    """
+    """The layer whose X is fetched while layer ``current`` runs backward, -1 where there is none (Fig. 10). The nearest
+    preceding layer that is ``waiting``: offloaded and not prefetched yet. The search ends at the next CONV that is no
+    hit, so that nothing comes back long before it is used. (The paper tests behind the loop.)"""
     for layer in range(current - 1, -1, -1):
         if layer in waiting:
             return layer
@@ -199,10 +190,8 @@ def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current:
 
 
 def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, int]:
-    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse.
-
-    A layer that nobody prefetched before its own backward begins is missing: its X is copied on demand.
-    """
+    """For each offloaded layer the layer during whose backward its X comes back, all layers run in reverse. A layer
+    that nobody prefetched before its own backward begins is missing: its X is copied on demand."""
     waiting, fetched_during = set(offloaded), {}
     for current in range(len(kinds) - 1, -1, -1):
         hit = find_prefetch_layer(kinds, waiting, current)

@@ -46,12 +46,9 @@ and with its packed items out of a lane (gistkit.runtime.offload)."""
 def block_effects(
     graph: SavedGraph, costs: CostTable, decision: Decision | None, block: Block, context: Context
 ) -> Effects:
-    """The effects of one block's decision, None for none. All blocks' effects add up to the step's.
-
-    ``context`` is the rest of the plan (:meth:`Context.of`). Raises PlanError, which names the storage, for a decision
-    that makes no sense: release before the last forward use, prefetch after the first use, values wanted of a form that
-    keeps none, no link to the host.
-    """
+    """The effects of one block's decision, None for none. All blocks' effects add up to the step's. ``context`` is the
+    rest of the plan (:meth:`Context.of`). Raises PlanError, which names the storage, for a decision that makes no
+    sense: gone before its last forward use, back after its first, values of a form without, no link."""
     if decision is None:
         return _dense(block, context)
     if decision.form.returns == STAY and not decision.on_host and not decision.mask:
@@ -252,8 +249,7 @@ def _wrong(block: Block, decision: Decision, what: str, remedy: str) -> PlanErro
 
 
 def _check_points(block: Block, decision: Decision, needs: list[int], gone: int, hardware: Hardware) -> None:
-    """``gone`` is the last forward task for which the tensor has to be there, ``needs`` are the backward tasks, in
-    order, for which it is wanted."""
+    """``gone``: the last forward task that needs the tensor, ``needs``: the backward tasks that do, in order."""
     if not hardware.has_link:
         raise _wrong(block, decision, f"{hardware.name} has no link", "keep it on the device")
     if not needs:

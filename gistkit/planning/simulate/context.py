@@ -1,5 +1,4 @@
-"""What the effects of one storage's decision depend on beyond that decision: the rest of the plan, read once and
-looked into many times."""
+"""What the effects of one storage's decision depend on besides: the rest of the plan, read once, asked many times."""
 
 from __future__ import annotations
 
@@ -21,13 +20,11 @@ LAG = 4
 
 @dataclass(frozen=True)
 class Context:
-    """What one block's effects read of the plan around it.
-
-    ``plain``: the operators are PyTorch's own, or a library's. ``also``: tasks, by block, at which a rebuild or a rerun
-    needs its values. ``encodings``: forward tasks that make a sparse encoding, in order. ``restart``: by block the task
-    at which its segment runs anew. ``decoded_for_segment``: tasks, by block, before which it is decoded for a segment
-    alone, which counts it. ``least``: the least memory that any set of encodings may take.
-    """
+    """What one block's effects read of the plan around it. ``plain``: the operators are PyTorch's own, or a library's.
+    ``also``: tasks, by block, at which a rebuild or a rerun needs its values. ``encodings``: forward tasks that make a
+    sparse encoding, in order. ``restart``: by block the task at which its segment runs anew. ``decoded_for_segment``:
+    tasks, by block, before which it is decoded for a segment alone, which counts it. ``least``: the least memory that
+    any set of encodings may take."""
 
     index: StepIndex
     plain: bool = False
@@ -104,7 +101,7 @@ def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], i
 
 def _spread(decided: Mapping[int, Decision], index: StepIndex, also: dict[int, set[int]]) -> None:
     """Add to ``also`` when the sources of rebuilt storages are needed, through chains of them. Raises PlanError where a
-    source keeps no values or a storage would be rebuilt from itself."""
+    source keeps no values, or a storage would be rebuilt from itself."""
     work = [b for b, d in decided.items() if d.form.returns == OPERATORS]
     turns = (len(work) + 1) ** 2
     while work:

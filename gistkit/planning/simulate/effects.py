@@ -1,9 +1,6 @@
-"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers.
-
-Memory during a task is the sum of the intervals that hold it, so it follows from the plan alone and not from the clock
-(docs/planner.md, "The simulator"). ``Composer`` takes a graph apart once and then puts together one plan after the
-other; it remembers what every (block, decision) did.
-"""
+"""What a whole plan does, as additive parts: memory by interval, extra seconds by task, transfers. Memory during a task
+is the sum of the intervals that hold it: it follows from the plan alone, not from the clock. ``Composer`` takes a graph
+apart once for many plans, and remembers what every (block, decision) did."""
 
 from __future__ import annotations
 
@@ -13,13 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
 from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Transfer
-from gistkit.planning.simulate.step_index import StepIndex, chosen_calls
+from gistkit.planning.simulate.step_index import StepIndex
 
 LOSS_BYTES = 16
 """The sum of the sub-batches' losses, and a sub-batch's weighted share of it."""
@@ -27,9 +23,8 @@ LOSS_BYTES = 16
 
 @dataclass(frozen=True)
 class Profile:
-    """A step under a plan, of one sub-batch where the plan has several: the number of tasks, all intervals, seconds by
-    task (``task_s`` by themselves, ``extra_s`` what the plan adds to them), transfers in the order of issue, what host
-    and transfers do to the tasks."""
+    """A step, or one of its sub-batches, under a plan: the number of tasks, all intervals, seconds by task (``task_s``
+    by themselves, ``extra_s`` what the plan adds), transfers in the order of issue, what host and link do to tasks."""
 
     tasks: int
     intervals: tuple[Interval, ...]
@@ -43,11 +38,6 @@ class Composer:
     """One graph on one device, ready for many plans. Raises PlanError for a graph without tasks."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable, *, accumulates: bool = False) -> None:
-        if len(costs.algorithms) != len(graph.tasks):
-            raise PlanError(
-                f"costs must be those of the graph's {len(graph.tasks)} tasks, got {len(costs.algorithms)}; "
-                "make them by cost_table(graph, hardware)"
-            )
         self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
         self.task_s = tuple(costs.task_s(t.index) for t in graph.tasks)
         self._slowed = np.array([costs.slowed(t) for t in graph.tasks])
@@ -69,8 +59,6 @@ class Composer:
 
     def profile(self, plan: Plan) -> Profile:
         """The step under a plan. Raises PlanError for decisions that make no sense, each named."""
-        if plan.sub_batches != 1 and not self.graph.batch:
-            raise PlanError("plan.sub_batches must be 1 where the graph knows no batch size; capture with a batch")
         return self.part(plan.sub_batches)._profile(plan)
 
     def _profile(self, plan: Plan) -> Profile:
@@ -120,8 +108,8 @@ class Composer:
     def _passed(self, plan: Plan) -> dict[int, int]:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
-        for _, call in chosen_calls((c for c in plan.choices if c.mask_in_pool and c.op == "relu"), self.index):
-            for task in self.index.backward_of(call):
+        for choice in (c for c in plan.choices if c.mask_in_pool and c.op == "relu"):
+            for task in self.index.backward_of(self.index.covered[choice.covered].index):
                 written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
                 found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
@@ -134,25 +122,19 @@ class Composer:
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         algorithms: dict[int, str] = {}
-        for choice, call in chosen_calls((c for c in plan.choices if c.algorithm), self.index):
-            algorithms |= self._of_call(choice, call)
+        for choice in (c for c in plan.choices if c.algorithm):
+            algorithms |= self._of_call(choice)
         seconds = list(self.task_s)
         for task, name in algorithms.items():
             seconds[task] = self.costs.task_s(task, name)
         return seconds, algorithms
 
-    def _of_call(self, choice: CallChoice, call: int) -> dict[int, str]:
-        """The algorithms, by task, that a choice names for a call; of a task that has none of that name nothing."""
+    def _of_call(self, choice: CallChoice) -> dict[int, str]:
+        """The algorithms, by task, that a choice names for its call; of a task that has none of that name nothing."""
+        call = self.index.covered[choice.covered].index
         known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
-        parts = {t: self.graph.tasks[t].part_name for t in known}
-        wanted = {t: of_part(choice.algorithm, part) for t, part in parts.items()}
-        found = {t: name for t, name in wanted.items() if name in known[t]}
-        if not found:
-            raise PlanError(
-                f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
-                f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
-            )
-        return found
+        wanted = {t: of_part(choice.algorithm, self.graph.tasks[t].part_name) for t in known}
+        return {t: name for t, name in wanted.items() if name in known[t]}
 
     def _workspaces(self, algorithms: dict[int, str], plain: bool) -> Iterator[Interval]:
         """Under ``plain`` PyTorch's node takes a convolution's input gradient first, and the other one beside it."""

@@ -28,12 +28,10 @@ class Interval(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A storage's payload on the link, direction ``d2h`` or ``h2d``.
-
-    A ``d2h`` may start once task ``issue`` has started (so it overlaps the last forward reader itself, vDNN section
-    III-A), an ``h2d`` is issued when task ``issue`` starts; either is done before task ``due`` begins. Where both are
-    the same task, the transfer is issued when the task before it ends.
-    """
+    """A storage's payload on the link, direction ``d2h`` or ``h2d``. A ``d2h`` may start once task ``issue`` has
+    started (so it overlaps the last forward reader itself, vDNN section III-A), an ``h2d`` is issued when task
+    ``issue`` starts; either is done before task ``due`` begins. Where both are the same task, the transfer is issued
+    when the task before it ends."""
 
     storage: int
     nbytes: int
@@ -44,8 +42,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Effects:
-    """What one decision, or one task, does: its intervals, (task, extra seconds), transfers, (task, what else the
-    host issues with it)."""
+    """What a decision does: intervals, (task, extra seconds), transfers, (task, what else the host issues with it)."""
 
     intervals: tuple[Interval, ...] = ()
     extra_s: tuple[tuple[int, float], ...] = ()
@@ -73,14 +70,12 @@ def load_of(transfer: Transfer, costs: CostTable) -> Load:
 def delays(
     task_s: Sequence[float] | np.ndarray, loads: Iterable[Load], shared: float, beside: Beside, most_s: float = np.inf
 ) -> np.ndarray:
-    """Seconds by which every task, and last the step's end, come later than tasks of ``task_s`` in a row: a task begins
-    when the host has issued it, the one before has ended, and every transfer due before it is done. It ends once there
-    are more than ``most_s``.
+    """Seconds by which every task, and last the step's end, come later than ``task_s`` in a row: a task begins when the
+    host has issued it, the one before has ended, and every transfer due before it is done. It ends above ``most_s``.
 
     Event by event: a direction is first in, first out, so how much of it is done is one number, and rates only change
-    when a queue runs empty. ``shared``: ``Hardware.shared_rate``. What transfers slow is taken as spread evenly between
-    two events: of the seconds that the tasks in between would take more beside the link, the share during which it is
-    busy.
+    when a queue runs empty. ``shared``: ``Hardware.shared_rate``. What transfers slow is spread evenly between two
+    events: of the seconds that the tasks in between would take more beside the link, the share during which it is busy.
     """
     begins = np.concatenate(((0.0,), np.cumsum(task_s)))
     # a task that waits for the host makes all later ones wait: the delay of one is the most of those up to it
@@ -145,8 +140,7 @@ def _run(left: list[float], span: float, shared: float) -> None:
 
 
 def _finish(left: list[float], sent: Sequence[float], due: Sequence[float], shared: float, now: float) -> float:
-    """Run until both directions have done all that is ``due`` of what was ``sent`` into them; the seconds that
-    takes."""
+    """Run until both directions have done all that is ``due`` of what was ``sent``; the seconds."""
     begun, tiny = now, 1e-15 * now  # what rounding may leave of the sums is no work
     while True:
         out, back = due[0] - sent[0] + left[0], due[1] - sent[1] + left[1]

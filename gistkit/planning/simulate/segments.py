@@ -1,8 +1,6 @@
-"""Segments that run anew in backward (checkpoints): which tasks, when, and what the rerun holds while it runs.
-
-Chen et al.'s checkpointing: what a segment keeps is dropped, and at its first use in backward its forward runs anew
-from ``sources``. Decisions with equal ``sources`` are one segment.
-"""
+"""Segments that run anew in backward (Chen et al.'s checkpoints): which tasks, when, and what the rerun holds
+meanwhile. What a segment keeps is dropped; at its first use in backward its forward runs anew from ``sources``.
+Decisions with equal ``sources`` are one segment."""
 
 from __future__ import annotations
 
@@ -42,14 +40,11 @@ def check_sources(name: str, sources: Iterable[int], decided: Callable[[int], De
 
 @dataclass(frozen=True)
 class Segment:
-    """``blocks`` come back from the storages ``sources`` before task ``start``, through the forward ``tasks``, which
-    start from ``needs``.
-
+    """``blocks`` come back from the storages ``sources`` before task ``start``, by forward ``tasks`` from ``needs``.
     ``passing_bytes`` is what the rerun holds at its worst moment beyond ``blocks`` and beyond what task ``start`` makes
-    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those
-    of ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward
-    reads the shape only, so they are gone again when the rerun ends.
-    """
+    afterwards, ``compared_bytes`` what verifying it takes on top (:mod:`gistkit.ir.returns`). ``decoded`` are those of
+    ``needs`` that are decoded for the rerun alone, which counts them; of ``unread``, among ``blocks``, backward reads
+    the shape only, so they are gone again when the rerun ends."""
 
     sources: tuple[int, ...]
     start: int
@@ -77,7 +72,7 @@ def segments(
 ) -> tuple[Segment, ...]:
     """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block, ``also`` the
     tasks, by block, that need values besides the block's own uses. Raises PlanError for a storage that backward does
-    not need, for one that no task of the step makes, and for sources that are not kept."""
+    not need or no task makes, and for sources that are not kept."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for decision in decisions:
         groups[decision.sources].append(index.block(decision.storage).id)

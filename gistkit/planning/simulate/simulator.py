@@ -1,11 +1,6 @@
-"""The simulator: a step under a plan, task by task: bytes, seconds, delays.
-
-One compute stream runs the tasks in order; the link has a queue for each direction, and a transfer may span many tasks.
-The host issues task after task (``Hardware.host_s``, ``runtime_host_s``), reruns and transfers as tasks too. A task
-begins when it is issued, the one before has ended and every transfer due before it is done; a transfer begins when the
-task at whose start it is issued does. While transfers run, tasks that moving bytes bounds take longer by
-``Hardware.link_interference``. Between two sub-batches the host is not ahead of the device.
-"""
+"""The simulator (docs/planner.md has its rules): a step under a plan, task by task: bytes, seconds, delays. One compute
+stream runs the tasks in order as the host issues them (``Hardware.host_s``, ``runtime_host_s``), and the link has a
+queue for each direction. Between two sub-batches the host is not ahead of the device."""
 
 from __future__ import annotations
 
@@ -23,13 +18,10 @@ from gistkit.planning.simulate.intervals import Interval, delays, load_of
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a step holds and takes.
-
-    ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first reached at ``peak_task``.
-    ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting for link and host with
-    what transfers slow (``stall_s``). Seconds and bytes on the link are those of all sub-batches; ``memory_bytes`` and
-    ``start_s``, by task, those of one.
-    """
+    """What a step holds and takes. ``memory_bytes`` by task, the reserve in it; ``peak_bytes`` their maximum, first
+    reached at ``peak_task``. ``step_s`` is compute (``compute_s``), what the plan adds to it (``extra_s``), and waiting
+    for link and host with what transfers slow (``stall_s``). Seconds and bytes on the link are those of all
+    sub-batches; ``memory_bytes`` and ``start_s``, by task, those of one."""
 
     peak_bytes: int
     peak_task: int
@@ -71,10 +63,8 @@ class Simulator(Composer):
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
-    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans.
-
-    Raises PlanError (a ValueError) for a graph without tasks and for decisions that make no sense.
-    """
+    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans. Raises
+    PlanError (a ValueError) for a graph without tasks and for decisions that make no sense."""
     return Simulator(graph, costs).run(plan, reserve=reserve)
 
 

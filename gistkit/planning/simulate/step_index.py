@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, FORWARD, Block, CallChoice, SavedGraph
+from gistkit.ir import BACKWARD, FORWARD, Block, SavedGraph
 
 
 class StepIndex:
@@ -62,15 +61,3 @@ class StepIndex:
 def used_at(block: Block, task: int) -> bool:
     """Whether a task of backward reads a block."""
     return any(u.task == task for u in block.uses)
-
-
-def chosen_calls(choices: Iterable[CallChoice], index: StepIndex) -> list[tuple[CallChoice, int]]:
-    """The given choices with the indices of their calls. Raises PlanError for a covered call that the step has not."""
-    found = [(choice, index.covered.get(choice.covered)) for choice in choices]
-    for choice, call in found:
-        if call is None:
-            raise PlanError(
-                f"choice for covered call {choice.covered} ({choice.op}): the step knows {len(index.covered)} such "
-                "calls; plan the graph that is run"
-            )
-    return [(choice, call.index) for choice, call in found if call is not None]

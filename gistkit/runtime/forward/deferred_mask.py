@@ -14,11 +14,9 @@ from gistkit.runtime.program.program import Program
 class DeferredMask:
     """A ReLU's hold on its mask until the next covered call: if that is the planned max-pool, its backward zeroes the
     gradient where the ReLU's output was not positive, and nothing is kept; else the mask is stored (:meth:`store`).
-    ``program``: what is stale where another reader turns up.
-
-    Storing it as well would be safe: masking is idempotent. A reader of the ReLU's output behind the pool would not: so
-    backward demands the very gradient that the pool's node returned.
-    """
+    ``program``: what is stale where another reader turns up. Storing it as well would be safe: masking is idempotent. A
+    reader of the ReLU's output behind the pool would not: so backward demands the very gradient that the pool's node
+    returned."""
 
     def __init__(self, program: Program | None) -> None:
         self._program = program

@@ -1,9 +1,6 @@
-"""The state of one forward: how its tensors are kept, what was found out about them.
-
-A forward's state lives from its first to its last covered call. With a program (a compiled plan) every covered call has
-its decisions; without one, or after the forward left its plan, decisions follow from the tensor alone
-(:func:`gistkit.runtime.program.program.ad_hoc`).
-"""
+"""The state of one forward, from its first to its last covered call: how its tensors are kept, what was found out about
+them. With a program (a compiled plan) every covered call has its decisions; without one, or after the forward left its
+plan, decisions follow from the tensor alone (:func:`gistkit.runtime.program.program.ad_hoc`)."""
 
 from __future__ import annotations
 
@@ -49,19 +46,15 @@ class DenseStorage(NamedTuple):
 
 @dataclass
 class ForwardState:
-    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything.
-
-    ``strict``: the plan is the caller's; ``bound``: and promises a budget; ``journey``: what goes to the host, if the
-    plan sends anything there. ``forecasts``: what earlier steps say of the storages' densities. ``calls`` is the
-    number of the covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the
-    program's); ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch
-    norms that ran under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``:
-    by planned storage the backward node that made it, for recipes.
-
-    For the report: ``densities`` that the forward has measured and ``notes``, by planned storage; ``dense``: what stays
-    as it is, by the address of its storage; ``own``: (covered call, op, hold) of what a node keeps besides storages:
-    masks, maps.
-    """
+    """The state of one forward; cleared when it ends, so that only backward nodes hold on to anything. ``strict``: the
+    plan is the caller's; ``bound``: and promises a budget; ``journey``: what goes to the host, if the plan sends
+    anything there. ``forecasts``: what earlier steps say of the storages' densities. ``calls`` is the number of the
+    covered call that comes next, ``seen`` how many came by, of ``expected`` ones (None: all of the program's);
+    ``instead`` is the covered call in whose place PyTorch's own op runs (-1: none). ``norms``: the batch norms that ran
+    under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by planned
+    storage the backward node that made it, for recipes. For the report: ``densities`` measured and ``notes``, by
+    planned storage; ``dense``: what stays as it is, by the address of its storage; ``own``: (covered call, op, hold) of
+    what a node keeps besides storages: masks, maps."""
 
     settings: Settings
     packer: ExactPacker
@@ -225,8 +218,7 @@ class ForwardState:
         return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:
-        """What a node keeps for itself, on the host until the node runs; as it is (and a note) where the host has no
-        memory for it."""
+        """What a node keeps for itself, on the host until it runs; as it is (and a note) without memory there."""
         journey: Any = self.journey
 
         def put(what: torch.Tensor | Encoded) -> Any:
@@ -241,7 +233,6 @@ class ForwardState:
             return kept
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
-        """A hold for a segment on what it starts from."""
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
         return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
@@ -252,8 +243,7 @@ class ForwardState:
             self.cannot(decision, why)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
-        """Have readers of x's storage as it is now share that body. ``node``: x's ``grad_fn``, where it shares the
-        values."""
+        """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, where it shares values."""
         memory, storage, program = x.untyped_storage(), decision.storage, self.program
         stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
         self.table.add(x, memory, stash)

@@ -54,8 +54,7 @@ def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
 
 
 def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
-    """Take a forward's densities into ``known``: under a plan of the caller's the largest, as its peak is that of the
-    densest step."""
+    """Take a forward's densities into ``known``: under a given plan the largest, as its peak is the densest step's."""
     for storage, share in measured.items():
         known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
 

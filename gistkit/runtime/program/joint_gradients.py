@@ -12,8 +12,7 @@ from gistkit.formats import value_bits
 from gistkit.ir import STAY, Form, Plan, SavedGraph, SavedStorage, numel
 
 JOINT_BYTES, JOINT_SHARE = 32 * 2**20, 0.02
-"""Tensors of at most so many bytes, and of at most that share of all that a plan keeps, are decoded beside both
-gradients whatever is kept later."""
+"""Tensors up to so many bytes, and that share of all that a plan keeps, are decoded beside both gradients anyway."""
 
 
 def roomy_calls(graph: SavedGraph, plan: Plan) -> frozenset[int]:

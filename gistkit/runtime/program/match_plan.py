@@ -70,8 +70,7 @@ def _refuse(what: str, demand: str, got: str) -> None:
 
 
 def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
-    """The rows of a forward, 0 where nothing hangs on them. Raise PlanMismatchError for more rows than planned; fewer
-    are fine."""
+    """A forward's rows, 0 where they do not matter. Raise PlanMismatchError for more than planned; fewer are fine."""
     planned = plan.contract.batch
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
         return 0
@@ -144,8 +143,7 @@ _CALL_KINDS = {op: attrgetter("x.dtype", "x.shape", *names) for op, names in GEO
 
 
 def check_call(program: Program, index: int, bound: Bound) -> None:
-    """Raise PlanMismatchError where a covered call has other strides and the like than its plan's, or a larger
-    operand."""
+    """Raise PlanMismatchError where a covered call has other strides and the like than planned, or a larger operand."""
     call, sizes = program.covered[index], program.plan.contract.storage_bytes
     kind = _CALL_KINDS[call.op](bound), bound.x.stride()
     if program.checked[index] == kind:

@@ -1,5 +1,4 @@
-"""A plan compiled for the running forward: what to do at covered call number i, and with a tensor that another op
-saves."""
+"""A plan compiled for a forward: what to do at covered call number i, and with tensors that other ops save."""
 
 from __future__ import annotations
 
@@ -82,18 +81,14 @@ OWN_MAPS = ("max_pool2d", "dropout")
 
 
 class Program:
-    """One plan over one graph, indexed by the running number of the covered call.
-
-    ``given``: the plan is the caller's. What it leaves open is kept as it is then, as its predictions have it.
-    ``decisions``: by storage; ``passing``: storages that are saved for nodes which go at once, and for no other;
-    ``sources``: storages from whose values something is rebuilt. ``is_stale``: a backward has shown that the model goes
-    another way than it was captured. By covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs
-    (:mod:`gistkit.runtime.calls`) once it has been specialised; ``checked``, the kind in which it was seen to be the
-    planned one.
-
-    ``gaps``: by (covered calls so far, dtype, shape) the decisions for what uncovered ops save, one for each storage,
-    in the order of the saves; ``within``: the same for what PyTorch's own op saves in place of a covered call.
-    """
+    """One plan over one graph, indexed by the running number of the covered call. ``given``: the plan is the caller's.
+    What it leaves open is kept as it is then, as its predictions have it. ``decisions``: by storage; ``passing``:
+    storages that are saved for nodes which go at once, and for no other; ``sources``: storages from whose values
+    something is rebuilt. ``is_stale``: a backward has shown that the model goes another way than it was captured. By
+    covered call: ``covered``, as captured; ``steps``; ``calls``, how it runs (:mod:`gistkit.runtime.calls`) once
+    specialised; ``checked``, the kind in which it was seen to be the planned one. ``gaps``: by (covered calls so far,
+    dtype, shape) the decisions for what uncovered ops save, one for each storage, in the order of the saves;
+    ``within``: the same for what PyTorch's own op saves in place of a covered call."""
 
     def __init__(self, graph: SavedGraph, plan: Plan, given: bool = False) -> None:
         self.graph, self.plan, self._given, self.is_stale = graph, plan, given, False
@@ -150,8 +145,7 @@ class Program:
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Storages that stay as they are in every forward, of which nothing is rebuilt: of them only the capture is
-        recorded."""
+        """Storages that stay as they are in every forward and are no sources: of them only the capture is recorded."""
         if self._given:
             return frozenset()
         return frozenset(s for s, _, _ in self.dense_storages if s in self.decisions) - self.sources
@@ -240,7 +234,6 @@ class Program:
         return self.decisions[own if own in saved else saved[0]] if saved else None
 
     def _saves(self) -> tuple[dict[Key, tuple], dict[Key, tuple]]:
-        """Decisions for what uncovered calls save, by covered calls so far, and covered ones, by their number."""
         gaps: dict[Key, dict[int, bool]] = defaultdict(dict)
         within: dict[Key, dict[int, bool]] = defaultdict(dict)
         done = 0
@@ -260,8 +253,7 @@ class Program:
         return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}
 
     def _saved(self, storage: int, read: bool) -> Decision | None:
-        """The decision for a storage that is saved; one that may be read where no backward reads it, as its node goes
-        at once."""
+        """A saved storage's decision; one that may be read where no backward reads it, as its node goes at once."""
         decision = self.decisions.get(storage)
         return KEEP_DENSE if decision is not None and not read and decision.form in WITHOUT_VALUES else decision
 

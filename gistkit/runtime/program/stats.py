@@ -33,11 +33,9 @@ class Row:
 
 @dataclass(frozen=True)
 class StepStats:
-    """One forward of a compressed model: a row a kept thing, and the totals in bytes.
-
-    ``plain_bytes`` is what plain PyTorch keeps for backward (None where the forward was never captured),
-    ``predicted_bytes`` the plan's forecast, ``kept_bytes`` what was held when the forward ended; parameters left out.
-    """
+    """One forward of a compressed model: a row a kept thing, and the totals in bytes. ``plain_bytes`` is what plain
+    PyTorch keeps for backward (None where the forward was never captured), ``predicted_bytes`` the plan's forecast,
+    ``kept_bytes`` what was held when the forward ended; parameters left out."""
 
     rows: tuple[Row, ...]
     plain_bytes: int | None

@@ -1,10 +1,9 @@
 """Which arithmetic a device's batch norm has for tensors of one kind, found by trying all on drawn tensors.
 
 The arithmetics of :func:`gistkit.nn.norm.rebuild_candidates` differ in single roundings, and a network's own data do
-not always show which it is: with means next to nothing beside the biases, bias - mean * alpha has the same bits with
-one rounding and with two. It depends on the kind of tensor alone (shape, layout, dtype, device), so candidates are
-compared with PyTorch's batch norm on drawn tensors of that kind whose means, weights and biases are of the order of
-one."""
+not always show which it is: with means small beside the biases, bias - mean * alpha has the same bits with one rounding
+and with two. It depends on the kind of tensor alone (shape, layout, dtype, device), so candidates are compared with
+PyTorch's batch norm on drawn tensors of that kind whose means, weights and biases are of the order of one."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Kind(NamedTuple):
 
 def arithmetics(verified: dict, kind: Kind) -> list[Rebuild]:
     """The arithmetics that give the training batch norm of tensors of that kind bit for bit, remembered in
-    ``verified``. Where it is new it takes twice such a tensor's memory and synchronises; random states stay as they
-    are."""
+    ``verified``. A new one takes twice such a tensor's memory and synchronises; random states stay as they are."""
     key = ("arithmetics", *kind, torch._C._get_cudnn_enabled())
     if key not in verified:
         wide = torch.float32 in (kind.dtype, kind.affine)

@@ -1,15 +1,9 @@
 """Tensors that are not kept because kept ones give them back: ReLU(BN(x)), ReLU(BN(x) + identity), ...
 
-A recipe is nested tuples of data, as a plan holds it: ``("bn", covered call)``, ``("stash", storage)``,
-``("add", a, b)``, ``("relu", a)``. :class:`Recipe` binds it to one forward's tensors by walking the backward nodes from
-the ReLU's input: the node of an addition leads to those of its terms, the node of a batch norm keeps input and
-statistics. So what is rebuilt is what the forward really computed; where the nodes are others nothing is rebuilt.
-
-Rebuilding uses the forward's own operators in the forward's operand order (which NaN an addition hands on depends on
-it), so the result is the forward's, bit for bit. That is relied on only once a recipe has given the forward's own bits,
-in each shape, dtype and layout and on each device (:class:`Exactness`). Gist section II-B: recomputing cheap layers is
-compatible with encodings.
-"""
+:class:`Recipe` binds a plan's recipe (:class:`gistkit.ir.plan.Decision`) to one forward's tensors by walking the
+backward nodes from the ReLU's input (docs/runtime.md, "Rebuilds"). The forward's own operators run in its operand order
+(which NaN an addition hands on depends on it). That is relied on only once a recipe has given the forward's own bits
+(:class:`Exactness`)."""
 
 from __future__ import annotations
 
@@ -197,7 +191,6 @@ class Recipe:
         return Recipe(self._steps, self._verified, y, launch, at)
 
     def _form(self, part: tuple) -> str:
-        """A part's form for the kernel; empty where it has none."""
         arithmetic: Any = self._arithmetics[part[1]] if part[0] == "bn" else None
         return VALUES if part[0] == "stash" else arithmetic.args[0] if arithmetic in KERNEL_CANDIDATES else ""
 

@@ -1,10 +1,8 @@
-"""Storages that come back in backward by running a part of the forward anew (Chen et al., 2016).
-
-A segment's calls are written down in forward (:mod:`gistkit.runtime.recompute.tape`). At the first use of any of its
-storages they run once more, in order and without gradients, as far as what is wanted depends on them. The same
-functions run on the same values under the same autocast and random state, so they give the same bits. A tensor is known
-by its storage and geometry, so views need no replay. What nobody wants any more is freed on the way.
-"""
+"""Storages that come back in backward by running a part of the forward anew (Chen et al., 2016). A segment's calls,
+written down in forward (:mod:`gistkit.runtime.recompute.tape`), run once more at the first use of any of its storages,
+in order and without gradients, as far as what is wanted depends on them: the same functions on the same values under
+the same autocast and random state. A tensor is known by its storage and geometry, so views need no replay. What nobody
+wants any more is freed on the way."""
 
 from __future__ import annotations
 
@@ -37,8 +35,7 @@ class RecomputedBody:
     Readers share them, so none may overwrite them (``fresh``).
 
     ``time`` is twice the number of the call at which it was saved, plus one where that call had written it already.
-    ``check``, if set, looks at the values when they come back and raises where they are wrong.
-    """
+    ``check``, if set, looks at the values when they come back and raises where they are wrong."""
 
     fresh = False
 

@@ -1,8 +1,6 @@
-"""Counts on their way from the device to the host, without anybody waiting for them.
-
-How many elements a sparse encoding stores is a sum on the device. It is copied to pinned memory behind the encode, and
-an event is recorded behind the copy; whoever wants the number asks whether the event is done.
-"""
+"""Counts on their way from the device to the host, without anybody waiting for them: how many elements a sparse
+encoding stores is copied to pinned memory behind the encode, with an event behind the copy. Whoever wants the number
+asks whether the event is done."""
 
 from __future__ import annotations
 
@@ -17,11 +15,9 @@ PINNED_SLOTS = 64
 
 
 class PinnedCounts:
-    """Counts of one CUDA stream through pinned int64 slots, with an event each.
-
-    A slot whose ticket was dropped early is free at once: what the stream writes there for the next owner comes after
-    what it still has to write for the last one, and the next owner's event after both.
-    """
+    """Counts of one CUDA stream through pinned int64 slots, with an event each. A slot whose ticket was dropped early
+    is free at once: what the stream writes there for the next owner comes after what it still has to write for the last
+    one, and the next owner's event after both."""
 
     def __init__(self) -> None:
         self._free: list[tuple[torch.Tensor, torch.cuda.Event]] = []

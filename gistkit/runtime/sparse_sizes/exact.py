@@ -1,22 +1,12 @@
-"""Sparse encodings of the size that they need, though the host learns that size late, or never has to.
+"""Sparse encodings of the size that they need, though the host learns it late, or never: docs/kernels.md, "Codecs".
 
-On CUDA a sparse codec leaves a scratch of worst-case size and, on the device, the number of elements stored. Asking for
-that number would drain the device. There are two ways past it, both on the stream of the encode.
+*Within a forecast* one scratch lives at a time however far the host is ahead. The count is asked about whenever
+something is encoded: it gives the spill back, and the next step its forecast. *Delayed*, a later call that finds the
+count arrived packs into exact arrays. Encoding asks about encodings that are ``lag`` back, as the event of a younger
+one can hardly be done; :meth:`ExactPacker.poll` asks about all. ``bounded``: before another scratch is made the host
+waits, where need be, for the one of ``lag`` encodings back, so that at most ``lag`` of them live.
 
-*Within a forecast*, wherever the share of non-zeros is known from an earlier step: the scratch is packed at once into
-arrays of the forecast size, what does not fit into a spill (:mod:`gistkit.runtime.sparse_sizes.spill`), and let go of
-before anything else runs. The count travels behind it, and is asked about whenever something is encoded: it gives the
-spill back, and the next step its forecast. Nobody waits, and one scratch lives at a time however far the host is ahead.
-
-*Delayed*, where nothing is known (a first step), a format's packed size depends on the count (fp10, scaled formats), or
-the host has no memory for a spill: the count is copied to pinned memory behind the encode, and a later call that finds
-it arrived allocates the exact arrays, packs into them and drops the scratch. Encoding asks about encodings that are
-``lag`` back, as the event of a younger one can hardly be done; :meth:`ExactPacker.poll` asks about all. What is not
-settled holds its scratch, as large as a dense copy and its metadata, so the memory saved depends on how far the host
-runs ahead of the device. ``bounded`` fixes that: before another scratch is made the host waits, where need be, for the
-one of ``lag`` encodings back, which leaves the device what was launched since, and at most ``lag`` of them live.
-
-While a CUDA graph is captured no count reaches the host, so nothing is encoded in a sparse form and nothing is settled.
+While a CUDA graph is captured no count reaches the host: nothing is encoded in a sparse form and nothing is settled.
 """
 
 from __future__ import annotations
@@ -43,10 +33,8 @@ BY_COUNT = "how codes of {} are packed depends on their number"
 
 class Counting(NamedTuple):
     """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
-
     ``spilled``: the bytes beyond the forecast of so many stored elements. ``number``: how many encodings began before
-    it. ``why``: why it holds a scratch (empty: it was packed within a forecast).
-    """
+    it. ``why``: why it holds a scratch (empty: it was packed within a forecast)."""
 
     encoded: weakref.ref[Encoded]
     form: Sparse
@@ -73,13 +61,10 @@ class Counting(NamedTuple):
 
 
 class ExactPacker:
-    """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads.
-
-    ``lag``: after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it
-    then. ``spill``: where the host's memory comes from for encodings within a forecast; without it there are none.
-    ``transport`` makes the way that the counts of one stream take; without it CUDA counts go through pinned memory and
-    CPU tensors are packed at once.
-    """
+    """Encodes tensors and settles sparse encodings when their counts arrive; safe to use from several threads. ``lag``:
+    after how many later encodings a delayed one is first asked about (1 or more). ``bounded``: wait for it then.
+    ``spill``: host memory for encodings within a forecast, of which there are none without it. ``transport`` makes a
+    stream's way for counts; without it CUDA counts go through pinned memory and CPU tensors are packed at once."""
 
     def __init__(
         self,
@@ -111,19 +96,13 @@ class ExactPacker:
         return form.capacity(x.numel(), min(1.0, forecast.share + MARGIN)), ""
 
     def encode(
-        self,
-        form: Codec,
-        x: torch.Tensor,
-        forecast: Forecast | None = None,
-        most_bytes: float = math.inf,
+        self, form: Codec, x: torch.Tensor, forecast: Forecast | None = None, most_bytes: float = math.inf
     ) -> Encoded | None:
-        """The encoding of x, pending where its size is not known yet; None where it would take more than
-        ``most_bytes`` by its forecast, and while a CUDA graph is captured.
-
-        First settles what is due, so that a new scratch can take the place of an old one. Waits for the device only if
-        ``bounded``, and not for what is encoded within a ``forecast``, which is told the share of elements stored when
-        the count has arrived. Raises what :meth:`Codec.encode` raises.
-        """
+        """The encoding of x, pending where its size is not known yet; None where it would take more than ``most_bytes``
+        by its forecast, and while a CUDA graph is captured. First settles what is due, so that a new scratch can take
+        the place of an old one. Waits for the device only if ``bounded``, and not for what is encoded within a
+        ``forecast``, which is told the share of elements stored when the count has arrived. Raises what
+        :meth:`Codec.encode` raises."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
         if capturing():
@@ -222,8 +201,7 @@ class ExactPacker:
                         encoded.nonzeros = total
 
     def _hear(self) -> int:
-        """Take in the counts of encodings within a forecast, oldest first, as far as they have arrived; how many of the
-        encodings are still wanted."""
+        """Take in the arrived counts of encodings within a forecast, oldest first; how many are still wanted."""
         wanted = 0
         while self._within:
             total = self._within[0].ticket.ready()

@@ -1,15 +1,7 @@
-"""How many elements of a storage will not be zero, by what the last step says.
-
-A sparse encoding needs a size before its own is known on the host. The share of non-zeros that a storage had last is
-near what it has next, so arrays are made for that share and a little more; what a step has beyond it goes through the
-host's memory (:mod:`gistkit.runtime.sparse_sizes.spill`), which is slower and the same bits.
-
-The margin is two points of share (0.50 becomes 0.52). Measured on the CPU over the first 50 steps of small VGG-16,
-ResNet-18, AlexNet, NiN and SqueezeNet on CIFAR-10, batches of 16 to 64, where shares move fastest: 0.8 % of the
-encodings are larger than that, by 0.007 % of all stored values together, and the arrays are 4.3 % larger than what is
-in them. With one point it would be 3.6 %, 0.052 % and 2.3 %; with three 0.1 %, 0.001 % and 6.3 %. Points, not percent:
-shares near zero move as much (docs/log.md).
-"""
+"""How many elements of a storage will not be zero: as many as in the last step, and two points of share more (0.50
+becomes 0.52), points, not percent, as shares near zero move as much (docs/log.md). On the CPU (docs/kernels.md) the
+arrays are 4.3 % larger then than what is in them, and 0.8 % of the encodings larger than that. With one point it would
+be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %."""
 
 from __future__ import annotations
 
@@ -32,17 +24,11 @@ class Forecast(NamedTuple):
 
 
 class Forecasts:
-    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, where it is
-    noted what went beyond a forecast. Counts arrive whenever they do, also when forward and backward are long over; so
-    this holds no tensors.
-    """
+    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, a note of
+    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors."""
 
     def __init__(
-        self,
-        shares: Mapping[int, float],
-        learn: Callable[[Mapping[int, float]], None],
-        spilled: Spilled,
-        step: int,
+        self, shares: Mapping[int, float], learn: Callable[[Mapping[int, float]], None], spilled: Spilled, step: int
     ) -> None:
         self._shares, self._learn, self._spilled, self._step = shares, learn, spilled, step
 

@@ -1,18 +1,13 @@
-"""Host memory for the elements of sparse encodings that are more than were forecast.
+"""Host memory for the elements of sparse encodings that are more than were forecast: pinned, for the worst case. In the
+usual case nothing is written there, and the encoding lets go of it when the count has arrived.
 
-An encoding of a forecast capacity needs a place for what does not fit, and must have it before anybody knows whether
-anything does not: pinned host memory that the device's kernels address, for the worst case. In the usual case nothing
-is written there, and the encoding lets go of it when the count has arrived.
-
-**Reuse without events.** A span is a tensor, and free again when that tensor dies. Spans are kept apart by stream, as
-PyTorch's allocator keeps device memory: a free one is handed out again on its own stream only, whose order puts the new
-owner's writes behind the last reads. So what holds for readers on other streams is what holds for the payload's device
-tensors, which go at the same time. Sizes are powers of two, which is what PyTorch pins, and a free span serves requests
-of its size.
+**Reuse without events.** A span is a tensor, and free again when that tensor dies, on its own stream only, as
+PyTorch's allocator keeps device memory: the stream's order puts the new owner's writes behind the last reads, and for
+readers on other streams holds what holds for the payload's device tensors. Sizes are powers of two, which is what
+PyTorch pins, and a free span serves requests of its size.
 
 **PyTorch's pinned allocator** is told that kernels write to a span
-(:func:`gistkit.runtime.offload.host_memory.pinned`). So an engine may go at any time, and each has a spill of its own,
-whose memory goes with it and with the encodings that use it.
+(:func:`gistkit.runtime.offload.host_memory.pinned`), so an engine may go at any time; each has a spill of its own.
 
 **Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
 only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock.
@@ -46,11 +41,9 @@ def most_bytes(device: torch.device, held_bytes: int) -> int:
 
 
 class Spill:
-    """Host memory for one engine's encodings; safe to use from several threads.
-
-    ``make`` gives memory that a device can write to (raising RuntimeError where there is none), ``limit`` the most
-    bytes of it for a device and the bytes held already: a test's own, where there is no device.
-    """
+    """Host memory for one engine's encodings; safe to use from several threads. ``make`` gives memory that a device can
+    write to (raising RuntimeError where there is none), ``limit`` the most bytes of it for a device and the bytes held
+    already: a test's own, where there is no device."""
 
     def __init__(
         self,
@@ -65,9 +58,8 @@ class Spill:
         self._lock = threading.Lock()
 
     def take(self, nbytes: int, x: torch.Tensor) -> torch.Tensor | None:
-        """Memory for an encoding of x on the current stream of its device: uint8, ``nbytes`` or more, free again when
-        this very tensor dies; None where there is none. Never waits for the device, but pinning more memory takes its
-        time."""
+        """Memory for an encoding of x on its device's current stream: uint8, ``nbytes`` or more, free again when this
+        very tensor dies; None where there is none. Never waits for the device, but pinning more memory takes time."""
         size = max(LEAST_BYTES, 1 << (nbytes - 1).bit_length())
         key = (stream_of(x), size)
         with self._lock:
@@ -82,7 +74,6 @@ class Spill:
         return span
 
     def _collect(self) -> None:
-        """Take in the spans that have ended."""
         while self._ended:
             key, memory = self._ended.popleft()
             self._free[key].append(memory)

@@ -1,12 +1,9 @@
 """One storage, one stash: what stands in for a storage between its two uses, and who reads it.
 
 A ``Stash`` holds the content of one storage in another form (a codec's payload, or a recipe that rebuilds it). Every
-backward node that needs the storage holds a ``Reader`` of the same stash. Lifetimes are Python's: the last node that
-lets go of its reader frees the payload; the table below is only consulted while a forward runs.
-
-Identity is the live storage: a weak reference keeps the storage's control block, so its address cannot be reused while
-the table knows it, and the version counter tells an in-place update apart.
-"""
+backward node that needs the storage holds a ``Reader`` of it; the last one that goes frees the payload. The table is
+only consulted while a forward runs: a weak reference keeps a storage's control block, so its address cannot be reused
+meanwhile, and the version counter tells an in-place update apart."""
 
 from __future__ import annotations
 
@@ -59,8 +56,7 @@ class CodedBody(Coded):
 
 
 class RebuiltBody:
-    """y made anew from other kept tensors by ``dense`` (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its
-    own."""
+    """y made anew of kept tensors by ``dense`` (:mod:`gistkit.runtime.rebuild.terms`); it holds no bytes of its own."""
 
     __slots__ = ("dense",)
     nbytes = 0
@@ -73,13 +69,11 @@ class RebuiltBody:
 
 
 class Stash:
-    """The stand-in for one storage: its body, and what the report says of it.
-
-    ``node``: the ReLU's node that made the stashed tensor and shares its values with their readers; None where nothing
-    is shared, and after the forward, as that node holds the stash. Shared values are made once for the last two
-    readers: a ReLU's node runs right behind the last node that reads its output, so the values stay from the one to the
-    other. Earlier readers get values of their own.
-    """
+    """The stand-in for one storage: its body, and what the report says of it. ``node``: the ReLU's node that made the
+    stashed tensor and shares its values with their readers; None where nothing is shared, and after the forward, as
+    that node holds the stash. Shared values are made once for the last two readers: a ReLU's node runs right behind the
+    last node that reads its output, so the values stay from the one to the other. Earlier readers get values of their
+    own."""
 
     __slots__ = ("_readers", "_values", "body", "codec", "node", "plain_bytes", "reason", "storage")
 
@@ -91,8 +85,7 @@ class Stash:
         self._values: torch.Tensor | None = None
 
     def hold(self, x: torch.Tensor) -> Stash | Reader:
-        """The hold of one node more that saves x: the shared values where x is what their node made, of which every
-        :meth:`dense` counts one down."""
+        """A further hold on x: the shared values where x is what their node made, counted down by :meth:`dense`."""
         node = self.node
         if node is None or node is not x.grad_fn:
             return Reader(self, x)
@@ -141,10 +134,8 @@ class Reader:
 
 class Shape:
     """Stands for a tensor whose values backward never reads, a pool's input: a tensor of its geometry without memory.
-
     PyTorch's pools bring it into the memory format that its strides suggest, where it is not in it; a copy would read
-    what is not there. So the strides are those of that format, which is all that they know of them.
-    """
+    what is not there. So the strides are those of that format, which is all that they know of them."""
 
     nbytes = 0
 

@@ -19,8 +19,7 @@ When the parts are done, and with them their activations, each is halved, and fo
 
 must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
 weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
-the shapes of the first part's. Two pieces are as many rows as a part, so this takes about the bytes of a part's
-loss."""
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about its loss's bytes."""
 
 from __future__ import annotations
 

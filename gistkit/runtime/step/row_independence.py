@@ -8,7 +8,6 @@ demanded: ``sqrt(u)`` relatively, u the unit roundoff of the coarsest type in us
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,9 +19,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from gistkit.capture import joined, no_autocast_cache, row_bytes, tensors_in, untouched_random_states
+from gistkit.capture import joined, no_autocast_cache, plain_copy, row_bytes, tensors_in, untouched_random_states
 from gistkit.capture import rows as slices
-from gistkit.runtime.attach import compressed_forward, restore
 from gistkit.runtime.live import LiveBytes
 
 REMEDIES = (
@@ -129,8 +127,7 @@ def _half(item: Any, half: int, like: Any) -> list[torch.Tensor]:
 
 
 def _lacks_room(model: torch.nn.Module, inputs: Inputs, rows: int, room_bytes: int) -> str:
-    """Why the forwards of 2 * rows rows must not run, empty where they take at most ``room_bytes``, by a run on fake
-    tensors."""
+    """Why forwards of 2 * rows rows must not run, '' where they take at most ``room_bytes``, by a fake run."""
     mode = FakeTensorMode()
     args, kwargs = tree_map_only(torch.Tensor, lambda t: mode.from_tensor(t.detach()), slices(inputs, 0, 2 * rows))
     fake = isolated(model, mode.from_tensor)
@@ -172,8 +169,7 @@ def own_copy(t: torch.Tensor) -> torch.Tensor:
 
 
 def _copied(t: torch.Tensor) -> bool:
-    """Whether a copy has a tensor of its own for ``t``: noise for a parameter of zeros, a clone of what may be written
-    to."""
+    """Whether a copy has its own ``t``: noise for a parameter of zeros, a clone of what may be written to."""
     return t.is_floating_point() and not t.any() if isinstance(t, torch.nn.Parameter) else not t.requires_grad
 
 
@@ -186,10 +182,8 @@ def isolated(
     with untouched_random_states(), torch.no_grad():
         for t in tensors_of(model):
             memo[id(t)] = tensor(t)
-        copied = copy.deepcopy(model, memo)
+        copied = plain_copy(model, memo)
     for module in copied.modules():
-        if compressed_forward(module) is not None:  # which knows its model: a cycle that waits for the collector
-            restore(module)
         if given_statistics and isinstance(module, _BatchNorm):
             module.eval()
             if module.running_mean is None:

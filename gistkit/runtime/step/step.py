@@ -29,9 +29,8 @@ from gistkit.runtime.step.row_independence import check_row_independence, tensor
 
 REDUCTIONS = (None, "mean", "sum")
 _checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
-"""For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a
-cache, which changes no answer and goes with the model. It is not in the model, whose pickles and copies would have it
-and would need gistkit to load."""
+"""For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a cache
+that goes with the model, but not in its pickles and copies, which would need gistkit to load."""
 
 
 @renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
@@ -164,7 +163,6 @@ def _room_bytes(model: torch.nn.Module, given: Any) -> int | None:
 
 
 def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict], targets: Any) -> torch.Tensor:
-    """Forward and backward of one part; its share of the loss, detached."""
     args, kwargs = inputs
     loss = loss_fn(model(*args, **kwargs), targets)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

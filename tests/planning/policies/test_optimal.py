@@ -119,7 +119,7 @@ def test_near_brute_force(device, data):
     # With one row in the batch there are no sub-batches; those have a test of their own.
     narrow = (("lossy", "fp8"), ("lossy", "fp16s")) if graph.batch == 1 else ()
     fidelity, lossy = data.draw(st.sampled_from((("bitwise", None), *narrow)))
-    listed = thinned(data, options(graph, costs, fidelity, lossy))
+    listed = thinned(data, options(graph, costs, lossy))
     assert prod(map(len, listed.values())) <= COMBINATIONS
     share = data.draw(st.sampled_from((0.0, 0.1, 0.3, 0.5, 0.8, 1.0)))
     with restricted(listed):

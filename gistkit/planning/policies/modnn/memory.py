@@ -72,8 +72,7 @@ class MemoryMap:
         return moved
 
     def runs(self, nbytes: int, movable: Callable[[int], bool]) -> Iterator[tuple[int, ...]]:
-        """Fig. 4's offloading schemes: from each segment on, the movable keys among the neighbouring segments that
-        together hold ``nbytes``."""
+        """Fig. 4's offloading schemes: from each segment on, the movable keys among neighbours of ``nbytes`` in all."""
         segments = self.segments()
         for first in range(len(segments)):
             run, total = [], 0

@@ -65,8 +65,7 @@ class Absence(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """moDNN's static schedule of one of a step's parts, in its own clock; ``defragmented`` holds the tasks before which
-    the memory was."""
+    """The static schedule of a step's part, in its own clock; ``defragmented``: the tasks before which memory was."""
 
     part: Part
     runs: tuple[Run, ...]
@@ -93,13 +92,11 @@ def modnn(
     reserve: int = 0,
     batch_norm: bool = False,
 ) -> Plan:
-    """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free.
-
-    ``fidelity`` "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a
-    network whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own
-    clock are in ``details``. ``lower_bound_bytes`` is the least budget for the allowed class of moves. Raises
-    BudgetError below that, with the least of each class; ValueError for another word or a graph without tasks.
-    """
+    """moDNN's plan within a budget (None: the device's memory), ``reserve`` bytes of which are left free. ``fidelity``
+    "bitwise" allows no sub-batches, "lossy" no more than "reassociated"; ``batch_norm`` accepts them for a network
+    whose batch norms then see other statistics. The plan's figures are the simulator's; those of moDNN's own clock are
+    in ``details``. ``lower_bound_bytes`` is the least budget for the allowed class of moves. Raises BudgetError below
+    that, with the least of each class; ValueError for another word or a graph without tasks."""
     memory_bytes = capacity(costs, budget_bytes)
     part, least = choose_sub_batch(
         graph, costs, memory_bytes, fidelity=fidelity, reserve=reserve, batch_norm=batch_norm
@@ -131,7 +128,6 @@ def in_parts(
 
 
 def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[CallChoice, ...]:
-    """Of every covered convolution the algorithms of its tasks."""
     convolutions, by_call = ConvAlgorithms(graph, costs), {}
     for call, tasks in convolutions.tasks.items():
         by_call[call] = by_part({graph.tasks[t].part_name: found.runs[t].algorithm for t in tasks})
@@ -147,8 +143,7 @@ def schedule(part: Part, memory_bytes: int) -> Schedule:
 
 
 class _Scheduler:
-    """Algorithm 1 at work: ``now_s`` is T on StrmC, ``link_s`` the moment from which StrmD is free, ``ready_s`` when
-    each block was written or fetched."""
+    """Algorithm 1: ``now_s`` is T on StrmC, ``link_s`` when StrmD is free, ``ready_s`` when a block is there."""
 
     def __init__(self, part: Part, memory_bytes: int) -> None:
         self.tdfg, self.costs = part.tdfg, part.costs

@@ -109,21 +109,16 @@ def next_size(part: Part, memory_bytes: int) -> int:
 
 
 def sub_batch(at: Callable[[int], Part], batch: int, memory_bytes: int) -> Part:
-    """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts.
-
-    Where b comes back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2)
-    gives way to the next smaller one that does, and where none does to the whole batch. Raises ValueError where that
-    does not fit either.
-    """
+    """Iterate eq. (3) from the whole batch until b converges; ``at(parts)`` is the step in so many parts. Where b comes
+    back to an earlier size, the largest size of that cycle counts. A size that does not fit by eq. (2) gives way to the
+    next smaller one that does, and where none does to the whole batch."""
     tried: list[int] = []
     parts = 1
     while parts not in tried:
         tried.append(parts)
         parts = -(-batch // min(batch, next_size(at(parts), memory_bytes)))
-    for candidate in (*splits(batch, min(tried[tried.index(parts) :]), batch), 1):
-        if lower_bound(at(candidate)) <= memory_bytes:
-            return at(candidate)
-    raise ValueError(f"memory_bytes must be at least the bound of eq. (2), got {memory_bytes}; give more memory")
+    candidates = (*splits(batch, min(tried[tried.index(parts) :]), batch), 1)
+    return next(at(parts) for parts in candidates if lower_bound(at(parts)) <= memory_bytes)
 
 
 def splits(batch: int, first: int, last: int) -> list[int]:
@@ -198,8 +193,7 @@ def _least(at: Callable[[int], Part], most: int) -> dict[str, int]:
 
 
 def _remedy(memory_bytes: int, least_bytes: int, with_norms_bytes: int, fidelity: str) -> str:
-    """What gives moDNN a plan: sub-batches need ``least_bytes``, or ``with_norms_bytes`` where batch norms may see
-    parts of the batch."""
+    """What gives moDNN a plan: sub-batches need ``least_bytes``, or ``with_norms_bytes`` with batch norms cut."""
     if with_norms_bytes > memory_bytes:
         return "give it more memory, or take a smaller input or model: no size of sub-batches would do"
     ways = ['fidelity="reassociated"'] if fidelity == "bitwise" else []

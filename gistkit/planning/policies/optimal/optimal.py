@@ -28,18 +28,12 @@ from gistkit.planning.simulate import Simulator
 TIME_LIMIT_S, LARGE_LIMIT_S = 5.0, 16.0
 LARGE_TASKS = 3000  # steps of more tasks (ResNet-152 has 1,290, ResNet-1202 10,222) get the longer limit by default
 NARROW_SHARE = 0.5
-"""Share of the time in which a wider class of moves is first planned with bitwise ones alone, whose plan it has too and
-may miss in the time that it gets."""
+"""Share of the time in which a wider class is first planned with bitwise moves alone, whose plan it might miss."""
 PARTS_SHARE = 0.6  # of the time left, for one number of sub-batches of several
 PEAK_SHARE = 0.2  # as much time again for the least peak, which every plan reports
 SMALL_TASKS, SMALL_S = 200, 4.0
 """The least peak of a step of so few tasks is searched for to the end, whatever the time limit: then it does not depend
 on how busy the machine is. A U-Net of 98 tasks takes 0.8 to 1.0 s on one core."""
-REMEDIES = {
-    "bitwise": 'raise the budget, allow fidelity="reassociated" (sub-batches) or lossy="fp8", or take a smaller batch',
-    "reassociated": 'raise the budget, allow lossy="fp8", or take a smaller batch',
-    "lossy": "raise the budget or take a smaller batch",
-}
 
 
 def optimal(
@@ -54,15 +48,12 @@ def optimal(
     batch_norm: bool = False,
     time_limit_s: float | None = None,
 ) -> Plan:
-    """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free.
-
-    ``fidelity`` and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts
-    sub-batches for a network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice
-    of algorithms. After about ``time_limit_s`` seconds (None: by the size of the
-    step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is offered takes
-    less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits; ValueError for
-    an unknown class or format or a graph without tasks.
-    """
+    """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free. ``fidelity``
+    and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts sub-batches for a
+    network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice of algorithms.
+    After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap``
+    is (step - floor) / step: no choice of what is offered takes less than the floor. Raises BudgetError, with the least
+    peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks."""
     allowed = Allowed(fidelity, lossy, batch_norm)
     limit_s = _limit(graph, time_limit_s)
     room_bytes = None if budget_bytes is None else budget_bytes - reserve
@@ -80,7 +71,7 @@ def optimal(
     if plan is None:
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
-        raise BudgetError(budget_bytes, {fidelity: least}, REMEDIES[fidelity])
+        raise BudgetError(budget_bytes, {fidelity: least}, "raise the budget")
     return planning.with_figures(plan, budget_bytes, reserve)
 
 
@@ -95,11 +86,9 @@ def minimise_peak(
     time_limit_s: float | None = None,
 ) -> Plan:
     """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
-    ``peak_bytes`` where it refuses a budget under the same time limit.
-
-    ``peak_bytes`` is a budget that can be met, ``lower_bound_bytes`` one below which no plan of the class is: where
-    both are equal there is no smaller peak. ``gap`` is None.
-    """
+    ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
+    ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
+    ``gap`` is None."""
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)
@@ -142,7 +131,6 @@ class Planning:
             self.plan = replace(plan, step_s=self._simulator.run(plan).step_s)
 
     def _within(self) -> list[Least]:
-        """The numbers of sub-batches with which some choice may fit."""
         room_bytes = self._room_bytes
         return [least for least in self._least if room_bytes is None or least.bound_bytes <= room_bytes]
 

@@ -15,7 +15,7 @@ import numpy as np
 from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, NEVER, OPERATORS, RERUN, Block, Decision, Plan, Reading, SavedGraph, scaled
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import call_choices, intolerant, options, rounds
+from gistkit.planning.forms import call_choices, intolerant, options
 from gistkit.planning.policies.optimal.segments import candidates
 from gistkit.planning.policies.optimal.variants import Allowed, Delta, Variant, level_of, of_storages
 from gistkit.planning.simulate import (
@@ -72,7 +72,7 @@ class Problem:
         self.graph = scaled(graph, parts)
         self.costs = costs if parts == 1 else scaled_costs(costs, graph, self.graph)
         self.index = StepIndex(self.graph)
-        listed = options(self.graph, self.costs, allowed.fidelity, allowed.lossy)
+        listed = options(self.graph, self.costs, allowed.lossy)
         reading = Reading(self.graph)
         self.choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})
         self.segments, self.layouts = candidates(self.index, listed)
@@ -108,7 +108,6 @@ class Problem:
         return other
 
     def _set_groups(self, groups: list[list[Variant]]) -> None:
-        """Groups of storages and of segments, in this order, and what is looked up of them."""
         self.groups = groups
         self.keys = [(g, v) for g, group in enumerate(groups) for v in range(len(group))]
         self.offsets = np.concatenate(([0], np.cumsum([len(group) for group in groups]))).astype(int)
@@ -147,7 +146,6 @@ class Problem:
                 self.uses_of[source].append(use)
 
     def _set_least(self) -> None:
-        """What every variant adds at least."""
         decisions = [(key, d) for key in self.keys if (d := self.groups[key[0]][key[1]].decision) is not None]
         self.decoded = {key for key, decision in decisions if is_decoded(decision)}
         """Variants whose values are decoded at each use."""
@@ -204,8 +202,7 @@ class Problem:
 
     @property
     def floor_s(self) -> float:
-        """Seconds that no choice goes below: of every group the fastest variant, behind the host's first task; and what
-        the host takes."""
+        """No choice takes fewer seconds: every group's fastest variant, behind the host's first task; or the host's."""
         compute_s = float(self.base_s.sum()) + sum(min(d.seconds for d in deltas) for deltas in self._least_by_group())
         return max(self.issue_s + compute_s, self.issue_s * self.tasks)
 
@@ -223,7 +220,7 @@ class Problem:
 def _serves(decision: Decision, need: Requirement) -> bool:
     if not need.asked:
         return True
-    if decision.form.returns in (RERUN, NEVER) or (need.exact and rounds(decision.codec)):
+    if decision.form.returns in (RERUN, NEVER) or (need.exact and decision.form.rounds_to):
         return False
     return not decision.on_host or all(t >= decision.prefetch for t in need.tasks)
 

@@ -2,9 +2,8 @@
 
 *Repair* takes the step that frees most of what is too much a second it costs; its scores for all variants come from one
 running sum over the tasks. *Descent* takes single steps while one is faster. A *kick* takes a few steps that the budget
-has no room for, or that cost something, repairs the rest at prices that are drawn anew each time and descends again
-(iterated local search; Lourenço, Martin and Stützle, 2003). All of it looks at :mod:`.state`; the simulator is asked
-for what it ends in.
+has no room for, or that cost something, repairs the rest at prices drawn anew and descends again (iterated local
+search; Lourenço, Martin and Stützle, 2003). All look at :mod:`.state`; the simulator judges the ends.
 """
 
 from __future__ import annotations
@@ -85,8 +84,7 @@ class Search:
         return self._last[1].copy()
 
     def repair(self, taken: Sequence[int], limit_bytes: int, deadline: float, weight: float) -> tuple[int, ...] | None:
-        """A choice within the limit from any one, None where single steps do not get there. ``weight``: of a second of
-        transfer against one of compute."""
+        """A choice within the limit from any one, None where steps do not lead there. ``weight``: of transfers."""
         now = self.state(taken)
         return tuple(now.taken) if self._mend(now, limit_bytes, deadline, self.cost_s(weight)) else None
 
@@ -146,8 +144,7 @@ class Search:
         return able[np.argsort(-score, kind="stable")].tolist()
 
     def improve(self, starts: Sequence[Choice], budget_bytes: int | None, deadline: float) -> Choice:
-        """A choice at least as fast as any of ``starts`` (which fit, the fastest first), until little helps or time is
-        up."""
+        """A choice as fast as any of ``starts`` (which fit, fastest first), until little helps or time is up."""
         limit = int(np.iinfo(np.int64).max) if budget_bytes is None else budget_bytes
         best = starts[0]
         for start in starts:
@@ -193,8 +190,7 @@ class Search:
         return seconds
 
     def _promising(self, now: Sequence[int], deadline: float, groups: np.ndarray | None) -> Iterator[int]:
-        """Variants that may be faster than those taken, most gain first: of less compute, or over the link at another
-        time."""
+        """Variants that may be faster, most gain first: of less compute, or over the link at another time."""
         current = self.problem.offsets[:-1] + np.array(now)
         gain = self._gains(now)
         able = (gain > 0) | (self.link_s[current] > 0)[self._group]
@@ -215,7 +211,6 @@ class Search:
         return gain
 
     def _kicked(self, best: Choice, limit_bytes: int, deadline: float) -> Choice:
-        """A few steps at random, repaired and improved; ``best`` where that is no faster."""
         now = self.shaken(best[0], limit_bytes, deadline, WORSE * best[1])
         if now is None:
             return best
@@ -237,7 +232,6 @@ class Search:
         return now if moved and self._mend(now, limit_bytes, deadline, prices, [*moved], most_s) else None
 
     def _moved(self, now: IncrementalState) -> set[int]:
-        """Take a few steps at random; the groups that they changed."""
         moved: set[int] = set()
         for index in self._drawn(now.taken):
             step = now.step(*self.problem.keys[index])
@@ -247,8 +241,7 @@ class Search:
         return moved
 
     def _drawn(self, now: Sequence[int]) -> list[int]:
-        """The steps of a kick: mostly one that computes for less than what is taken, by how much less, and any
-        others."""
+        """The steps of a kick: mostly one that computes for less than what is taken, by how much, and any others."""
         gain = self._gains(now)
         found = self.draw.choices(range(len(gain)), k=self.draw.randint(1, MOST_KICKED))
         better = np.flatnonzero(gain > 0)

@@ -1,10 +1,7 @@
-"""Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others.
-
-Candidates (:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap
-operations behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every
-so many of the places where a single feature map is read across (between residual blocks, inception blocks, layers of a
-chain), as Chen et al. do.
-"""
+"""Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others. Candidates
+(:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap operations
+behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every so many of
+the places where a single feature map is read across (between blocks or layers), as Chen et al. do."""
 
 from __future__ import annotations
 
@@ -38,8 +35,6 @@ def candidates(
 
 
 class _Maker:
-    """Makes candidates of parts, each once."""
-
     def __init__(self, index: StepIndex, options: Mapping[int, Sequence[Decision]]) -> None:
         self._index, self._options, self._replays = index, options, Replays(index.graph)
         fixed = self._replays.own | self._replays.late

@@ -1,9 +1,7 @@
-"""The choice of least peak of one problem, and the fastest within a budget.
-
-The fastest is searched for in rounds. A round repairs choices until they fit and improves the best of them. The next
-round knows further moments for what the best choice ships (:func:`.retimed`). Where the best step is at the floor
-(``Problem.floor_s``) it is optimal; else the gap is what is left when time is up.
-"""
+"""The choice of least peak of one problem, and the fastest within a budget. The fastest is searched for in rounds: each
+repairs choices until they fit and improves the best of them; the next one knows further moments for what that ships
+(:func:`.retimed`). A best step at the floor (``Problem.floor_s``) is optimal; else the gap is what is left when time is
+up."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ Reached = tuple[tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class Least:
-    """``bound_bytes``: no choice's peak is below. ``taken``: the choice of ``search`` of least simulated peak,
-    ``peak_bytes``."""
+    """``bound_bytes``: no peak is below. ``taken``: ``search``'s choice of least simulated peak, ``peak_bytes``."""
 
     search: Search
     bound_bytes: int
@@ -116,7 +113,6 @@ class Fastest:
         return min(self._fitting.values(), default=inf)
 
     def _repaired(self, starts: Sequence[Sequence[int]], budget_bytes: int) -> list[Sequence[int]]:
-        """Repair the ``starts``: those that could be."""
         enough_s, able = self._left(ENOUGH), []
         for taken in starts:
             if self._fitting and self._left() <= enough_s:
@@ -158,7 +154,6 @@ class Fastest:
         return self.seconds <= problem.floor_s * (1 + 2 * EXACT + problem.idle)
 
     def _polish(self, share: float) -> None:
-        """Improve the best choices, for a share of the time left."""
         if self._fitting and not self._meets():
             until = time.monotonic() + self._left(share)
             near = sorted(self._fitting.items(), key=lambda f: f[1])[:STARTS]

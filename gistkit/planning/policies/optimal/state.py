@@ -1,9 +1,8 @@
 """A choice of `optimal` that steps are taken from: its bytes and seconds by task, what it sends over the link.
 
 A step changes a variant and what goes with it: a segment takes all its storages along; a storage that leaves a segment
-ends it; of a source that cannot serve and what uses it, the one that the step is not about is kept as it is. Then the
-deltas of what changed, and of all that has to serve something else, are looked up anew. All figures are the
-simulator's.
+ends it; of a source that cannot serve and what uses it, the one that the step is not about is kept as it is. Then
+deltas of what changed, and of all that has to serve something else, are looked up. All figures are the simulator's.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ class IncrementalState:
         return None
 
     def _used(self, group: int, changes: Mapping[int, int]) -> Iterator[SourceUse]:
-        """The uses of a group that the changed choice makes."""
         for use in self._problem.uses_of.get(group, ()):
             user, variant = use.key
             if (changes[user] if user in changes else self.taken[user]) == variant:
@@ -154,7 +152,6 @@ class IncrementalState:
                     yield from (u.key[0] for u in self._used(group, changes) if u.segment is not None)
 
     def _requirement(self, group: int, changes: Mapping[int, int], known: dict[int, Requirement]) -> Requirement:
-        """What the changed choice asks of a storage."""
         if group in known:
             return known[group]
         used = list(self._used(group, changes))
@@ -223,7 +220,6 @@ class IncrementalState:
         return [load for g, delta in enumerate(self._deltas) if delta.loads and g not in but for load in delta.loads]
 
     def _seconds_after(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """By task, those of compute and of the host behind a step."""
         task_s, host_s = self._task_s.copy(), self._host_s.copy()
         for sign, deltas in ((1, step.new.values()), (-1, step.old)):
             for delta in deltas:

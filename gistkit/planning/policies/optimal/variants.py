@@ -1,8 +1,6 @@
-"""What may be chosen: for every kept storage its forms, segments on and off.
-
-Each is a *group*; a plan takes one *variant* of every group. A storage's form that comes back with a segment goes with
-the segment's group: both are taken or neither. A :class:`Delta` is what a variant adds to the step.
-"""
+"""What may be chosen: for every kept storage its forms, segments on and off. Each is a *group*; a plan takes one
+*variant* of every group. A storage's form that comes back with a segment goes with the segment's group: both are taken
+or neither. A :class:`Delta` is what a variant adds to the step."""
 
 from __future__ import annotations
 
@@ -69,8 +67,7 @@ def level_of(deltas: Iterable[Delta], base_bytes: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Allowed:
-    """The class of moves: its name, its narrow formats, sub-batches under batch norm. Raises ValueError for an unknown
-    class or format."""
+    """The class of moves: name, narrow formats, sub-batches under batch norm. Raises ValueError for unknown ones."""
 
     fidelity: str = "bitwise"
     lossy: Lossy = None
@@ -86,8 +83,7 @@ class Allowed:
         return plan.sub_batches == 1 or self.part_counts(graph) != [1]
 
     def part_counts(self, graph: SavedGraph) -> list[int]:
-        """Numbers of sub-batches to look at: 1, powers of two up to the most, and the most (the batch, if single rows
-        go the same way)."""
+        """Sub-batches to try: 1, powers of two up to the most, and that (the batch, if single rows go the same way)."""
         most = graph.most_parts
         if self.fidelity == "bitwise" or most < 2 or (trains_batch_norm(graph) and not self.batch_norm):
             return [1]
