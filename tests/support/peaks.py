@@ -47,6 +47,11 @@ def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
     return peaks_of_steps(twin, lambda: twin(x).backward(), x)
 
 
+def least_plan(model: nn.Module, *batch: Any, **asked: Any) -> Plan:
+    """The plan for the least budget of its class."""
+    return gistkit.plan(model, *batch, budget=least_bytes(model, *batch, **asked), **asked)
+
+
 def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
     """The least budget that a refused plan names for the class of moves asked for. What the other classes need, which
     takes most of a refusal's time, is not searched for."""

@@ -10,7 +10,7 @@ from torch import nn
 
 import gistkit
 from gistkit.runtime import engine
-from tests.support.peaks import held_step, least_bytes, peaks_of_steps
+from tests.support.peaks import held_step, least_plan, peaks_of_steps
 
 ROWS = 8
 LABELS = torch.arange(ROWS) % 5
@@ -44,16 +44,9 @@ def captures(monkeypatch):
     return seen
 
 
-def least(model, x, **asked):
-    """The plan of the least budget."""
-    asked = {"loss_fn": F.cross_entropy, "density": 1.0, **asked}
-    budget = least_bytes(model, x, LABELS[: len(x)], **asked)
-    return gistkit.plan(model, x, LABELS[: len(x)], budget=budget, **asked)
-
-
 def test_fewer_rows_take_less(captures):
     model, x = Net(), torch.randn(ROWS, 3, 16, 16)
-    plan = least(model, x)
+    plan = least_plan(model, x, LABELS, loss_fn=F.cross_entropy, density=1.0)
     twin = gistkit.compress(copy.deepcopy(model), plan)
     for rows in (3, 8, 3):
         part, labels = x[:rows].clone(), LABELS[:rows].clone()

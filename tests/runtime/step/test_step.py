@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from tests.support.peaks import least_bytes
+from tests.support.peaks import least_plan
 from tests.support.step_cases import batch, net
 
 
@@ -123,8 +123,7 @@ def test_gradients_of_the_inputs_are_whole():
 def test_a_plan_of_sub_batches_from_budget_to_gradients():
     model = integers(net(16))
     x, t = torch.randint(-2, 3, (8, 3, 8, 8)).float(), torch.randint(-2, 3, (8, 4)).float()
-    words = {"loss_fn": weighted, "fidelity": "reassociated"}
-    plan = gistkit.plan(model, x, t, budget=least_bytes(model, x, t, **words), **words)
+    plan = least_plan(model, x, t, loss_fn=weighted, fidelity="reassociated")
     assert plan.sub_batches > 1
     want_loss, want = plain(model, weighted, x, t)
     twin = gistkit.compress(model, plan)
