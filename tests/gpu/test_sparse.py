@@ -15,7 +15,7 @@ from tests.support.sparse_cases import (
     relu_gradient,
     sparse_case,
 )
-from tests.support.tensors import FLOATS, float_values, same_bits
+from tests.support.tensors import FLOATS, float_values, same_bits, sixteen_bit_values
 
 pytestmark = pytest.mark.gpu
 
@@ -65,11 +65,10 @@ def every_pattern(dtype: torch.dtype) -> torch.Tensor:
 
     With ties, both ends of the range, the least value that is not flushed, infinities and NaN of both signs among them.
     """
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    x = sixteen_bit_values(dtype)
     if dtype == torch.float32:
-        x = torch.cat([(x << 16) | low for low in LOWER_HALVES])
-    x = torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
-    return x.view(dtype) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
+        x = torch.cat([x.view(torch.int32) | low for low in LOWER_HALVES]).view(dtype)
+    return torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
 
 
 @BOTH

@@ -80,10 +80,7 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
-READS = {
-    "data": lambda t: t.data,
-    "a Function": Doubled.apply,
-}
+READS = {"data": lambda t: t.data, "a Function": Doubled.apply}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

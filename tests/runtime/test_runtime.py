@@ -44,11 +44,7 @@ def test_functions_methods_and_shared_modules():
 
 
 ACTIVATIONS = [nn.GELU(), nn.ReLU6()]
-POOLS = [
-    nn.AdaptiveAvgPool2d(16),
-    nn.MaxPool2d(2, 2, 0, 1),
-    nn.MaxPool2d(17, 1),
-]
+POOLS = [nn.AdaptiveAvgPool2d(16), nn.MaxPool2d(2, 2, 0, 1), nn.MaxPool2d(17, 1)]
 
 
 @pytest.mark.parametrize(("at", "layer"), [*((1, act) for act in ACTIVATIONS), *((4, pool) for pool in POOLS)])

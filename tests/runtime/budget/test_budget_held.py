@@ -86,8 +86,7 @@ def test_outputs_are_held_until_the_step_ends(kind):
 
 
 @pytest.mark.parametrize(
-    ("policy", "on"),
-    [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", LINKED), ("cdma", LINKED)],
+    ("policy", "on"), [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", LINKED), ("cdma", LINKED)]
 )
 def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
     torch.manual_seed(0)

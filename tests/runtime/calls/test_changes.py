@@ -3,7 +3,7 @@
 
 import copy
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -130,19 +130,13 @@ def test_threads_side_by_side(compressed_and_plain):
     model, plain = compressed_and_plain
     settle(compressed_and_plain, 3)
     want = [torch.autograd.grad(plain(image(batch)).sum(), plain.convs[1].weight)[0] for batch in (2, 4)]
-    wrong = []
 
-    def work(i, batch):
-        for _ in range(5):
-            got = torch.autograd.grad(model(image(batch)).sum(), model.convs[1].weight)[0]
-            wrong.append(not same_bits(got, want[i]))
+    def work(batch):
+        return [torch.autograd.grad(model(image(batch)).sum(), model.convs[1].weight)[0] for _ in range(5)]
 
-    threads = [threading.Thread(target=work, args=(i, batch)) for i, batch in enumerate((2, 4))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(wrong) == 10 and not any(wrong)
+    with ThreadPoolExecutor(2) as threads:
+        for expected, found in zip(want, threads.map(work, (2, 4)), strict=True):
+            assert all(same_bits(got, expected) for got in found)
 
 
 class Turned(nn.Module):

@@ -4,7 +4,7 @@ Reference is plain PyTorch, bit for bit; bytes are counted by LiveBytes and are 
 """
 
 import copy
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -126,17 +126,9 @@ def test_threads_of_their_own():
     twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
     want = torch.autograd.grad(F.cross_entropy(model(x), t), list(model.parameters()))
     losses = [F.cross_entropy(twin(x), t) for _ in range(4)]
-    found = {}
-
-    def work(i):
-        found[i] = torch.autograd.grad(losses[i], list(twin.parameters()))
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(torch.equal(a, b) for i in range(4) for a, b in zip(want, found[i], strict=True))
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(lambda loss: torch.autograd.grad(loss, list(twin.parameters())), losses):
+            assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
 
 
 def test_a_written_parameter_is_pytorchs_error():

@@ -66,6 +66,14 @@ class LateCounts:
         ticket.slot.copy_(total)
         return ticket
 
+    def arrive(self) -> None:
+        for ticket in self.tickets:
+            ticket.arrive()
+
+    @property
+    def waited(self) -> int:
+        return sum(ticket.waited for ticket in self.tickets)
+
 
 def packer(**options) -> tuple[ExactPacker, LateCounts]:
     counts = LateCounts()
@@ -100,8 +108,7 @@ def test_values_and_relu_gradients_are_the_same_before_and_after_settling(name, 
         found = codec.decode(encoded)
         assert same_bits(plain_nan(found), plain_nan(want)) and found.stride() == want.stride()
         assert same_bits(codec.relu_backward(of_relu, grad), masked)
-        for ticket in counts.tickets:
-            ticket.arrive()
+        counts.arrive()
         assert settled or p.poll() == len(counts.tickets)
     assert not encoded.pending and not of_relu.pending and same_payload(encoded, at_once)
     assert encoded.nbytes == at_once.nbytes and encoded.nonzeros == at_once.nonzeros
@@ -117,7 +124,7 @@ def test_an_encoding_is_asked_about_after_lag_later_ones_and_never_waited_for():
     assert not held[0].pending and counts.tickets[1].asked == 0
     held.extend(p.encode(CODECS["csr"], sparse_tensor(i)) for i in range(3, 8))
     assert [e.pending for e in held] == [False] + [True] * 7
-    assert not any(t.waited for t in counts.tickets)
+    assert counts.waited == 0
 
 
 def test_bounded_waits_for_what_is_lag_back_and_holds_no_more_scratches():
@@ -139,9 +146,7 @@ def test_what_nobody_wants_any_more_goes_with_its_scratch():
     ticket = weakref.ref(counts.tickets[0])
     del encoded
     assert not any(ref() for ref in scratches) and waiting(p) == 1
-    for t in counts.tickets:
-        t.arrive()
-    del t
+    counts.arrive()
     counts.tickets.clear()
     assert p.poll() == 1 and not kept.pending
     gc.collect()

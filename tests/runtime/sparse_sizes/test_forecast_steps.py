@@ -53,14 +53,6 @@ class Trainer:
         assert stand_in is not None
         return stand_in.engine
 
-    def arrive(self) -> None:
-        for ticket in self.counts.tickets:
-            ticket.arrive()
-
-    @property
-    def waited(self) -> int:
-        return sum(ticket.waited for ticket in self.counts.tickets)
-
     def step(self, seed: int, shift: float = 0.0) -> None:
         """One step of both on the same batch, ``shift`` added to all biases first, and compared."""
         torch.manual_seed(seed)
@@ -106,10 +98,10 @@ def test_from_the_second_step_on_nobody_waits_however_late_the_counts(behind):
                 ticket.arrive()
         trainer.step(step)
         if step == 0:
-            first = trainer.waited
-    assert trainer.waited == first == starts[1] and trainer.packer.waits == {FIRST: first}
+            first = trainer.counts.waited
+    assert trainer.counts.waited == first == starts[1] and trainer.packer.waits == {FIRST: first}
     assert trainer.notes() == "" and len(trainer.counts.tickets) > 5 * first
-    trainer.arrive()
+    trainer.counts.arrive()
     gistkit.report(trainer.model)
     assert lent_bytes(trainer.spill) == 0
 
@@ -118,7 +110,7 @@ def test_kept_bytes_are_the_forecasts_and_one_scratch_lives_at_a_time():
     free, bounded = Trainer(), Trainer(spills=False)
     for step in range(3):
         for trainer in (free, bounded):
-            trainer.arrive()
+            trainer.counts.arrive()
             trainer.step(step)
     # The counts of the last step have not arrived: of the one, four encodings are scratches, of which about half (ReLU)
     # would not be there packed; the other's are all a little longer than that. Beside one scratch there are the ReLU's
@@ -138,22 +130,22 @@ def test_a_jump_of_density_goes_through_the_host_once_and_every_bit_is_plains(wh
     trainer = Trainer(bias=-0.1)
     for step in range(3):
         trainer.step(step)
-        trainer.arrive()
+        trainer.counts.arrive()
     assert trainer.notes() == ""
     before = dict(trainer.engine.densities)
     trainer.step(3, shift=0.3)
     if when == "in the step":
-        trainer.arrive()
+        trainer.counts.arrive()
         assert "denser than the steps before: storage" in trainer.notes()
         assert lent_bytes(trainer.spill) == 0  # the backward is over, and nobody wants it any more
     else:
         assert trainer.notes() == ""
-    trainer.arrive()
+    trainer.counts.arrive()
     trainer.step(4)
-    trainer.arrive()
+    trainer.counts.arrive()
     assert any(trainer.engine.densities[s] > share + 0.2 for s, share in before.items())
     trainer.step(5)
-    trainer.arrive()
+    trainer.counts.arrive()
     assert trainer.notes() == "" and trainer.packer.waits.keys() == {FIRST}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -108,21 +108,13 @@ def test_spans_may_die_while_memory_is_being_made_and_in_other_threads():
     more = s.take(MIB, X)
     assert not held and lent_bytes(s) == more.numel()
 
-    wrong = []
-
     def worker(number):
-        for i in range(200):
-            mine = s.take(1000 * (i % 7), X)
-            mine.fill_(number)
-            if not bool((mine == number).all()):
-                wrong.append(number)
+        spans = (s.take(1000 * (i % 7), X).fill_(number) for i in range(200))
+        return all(bool((mine == number).all()) for mine in spans)
 
-    threads = [threading.Thread(target=worker, args=(number,)) for number in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong and lent_bytes(s) == more.numel()
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(worker, range(4)))
+    assert lent_bytes(s) == more.numel()
 
 
 def test_memory_goes_with_its_owner_and_the_last_span():
