@@ -13,8 +13,6 @@ first. A body contains the loops nested in it, counted once.
 ``TRITON_INTERPRET`` must not be set in this process: the interpreter replaces the decorator and nothing compiles.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -1,8 +1,6 @@
 """gistkit.functional on a CUDA device against PyTorch's own there; pools, which PyTorch adds up in any order on CUDA,
 against PyTorch's on the CPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Mask kernels on a CUDA device: against PyTorch there, and against the oracle on CPU tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

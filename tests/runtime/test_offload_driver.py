@@ -1,7 +1,5 @@
 """What the offloader asks of the CUDA driver, and what a parcel costs the host in Python calls."""
 
-from __future__ import annotations
-
 import ctypes
 from functools import partial
 from types import SimpleNamespace

@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.capture.nodes import reachable
 from gistkit.errors import CompressError
 from gistkit.runtime.stash.verify import same_bits
-from tests.support.runtime_cases import block, run
+from tests.support.models import Checkpointed
+from tests.support.step_cases import block, run
 from tests.support.training import assert_same_training, batches
 
 
@@ -54,24 +54,11 @@ def test_other_activations_and_pools(at, layer):
     assert_same_training(model, batches(2, 4, 32))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
-        self.head = nn.Sequential(
-            nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)
-        )
-        self.reentrant = reentrant
-
-    def forward(self, x):
-        return self.head(checkpoint(self.body, self.stem(x), use_reentrant=self.reentrant))
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_around_a_part(reentrant):
-    model = Checkpointed(reentrant)
-    model(torch.randn(1, 3, 32, 32))
+    body = Checkpointed(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2), reentrant=reentrant)
+    head = nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 10)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), body, *head)
     assert_same_training(model, batches(3, 4, 32))
 
 

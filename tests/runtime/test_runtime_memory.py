@@ -17,7 +17,7 @@ from gistkit.runtime import engine
 from gistkit.runtime.forward import state
 from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
-from tests.support.runtime_cases import run
+from tests.support.step_cases import run
 from tests.support.training import batches
 
 

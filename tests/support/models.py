@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gistkit.zoo.concat import _Inception
 from gistkit.zoo.resnet import Bottleneck, ResNet
@@ -18,6 +19,17 @@ class Call(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x)
+
+
+class Checkpointed(nn.Sequential):
+    """Layers under PyTorch's own checkpoint, whose forward runs again in backward."""
+
+    def __init__(self, *layers: nn.Module, reentrant: bool = False) -> None:
+        super().__init__(*layers)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
 
 
 class DenseNet(nn.Module):

@@ -1,7 +1,5 @@
 """Max-pools drawn by hypothesis: any window, both layouts, every dtype, values with ties, NaN, infinities, zeros."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

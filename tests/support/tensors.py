@@ -1,7 +1,5 @@
 """Tensors for law tests: every rank, layout and kind of value that a codec may meet."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import strategies as st
 

@@ -20,8 +20,7 @@ from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from tests.support.models import UNet
-from tests.support.peaks import held_step, peaks_of_steps
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import held_step, peaks_of_steps, steady_peak_bytes
 from tests.support.step_graphs import chain, step_graphs
 
 BYTES = 8192

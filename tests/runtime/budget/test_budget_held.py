@@ -13,9 +13,8 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps
+from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, steady_peak_bytes
 from tests.support.plan_cases import LINKED
-from tests.support.predicted import steady_peak_bytes
 
 
 def conv(i, o, k=3):

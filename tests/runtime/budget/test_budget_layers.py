@@ -10,11 +10,10 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
-from tests.support.peaks import least_plan, peaks_of_steps
-from tests.support.predicted import unchecked_peak
+from tests.support.models import Checkpointed
+from tests.support.peaks import least_plan, peaks_of_steps, unchecked_peak
 
 
 def conv(kernel=3, features=8):
@@ -38,17 +37,9 @@ class Attention(nn.Module):
         return pixels.transpose(1, 2).reshape(-1, 8, 12, 12)
 
 
-class Checkpointed(nn.Module):
-    """Layers under PyTorch's own checkpoint: its input is kept as a payload or made anew, and its second forward holds
-    it."""
-
-    def __init__(self, reentrant):
-        super().__init__()
-        self.reentrant = reentrant
-        self.layers = nn.Sequential(conv(), nn.ReLU(), conv(), nn.Sigmoid(), conv(), nn.ReLU())
-
-    def forward(self, x):
-        return checkpoint(self.layers, x, use_reentrant=self.reentrant)
+def again(reentrant):
+    """Its input is kept as a payload or made anew, and its second forward holds it."""
+    return Checkpointed(conv(), nn.ReLU(), conv(), nn.Sigmoid(), conv(), nn.ReLU(), reentrant=reentrant)
 
 
 LAYERS = {
@@ -67,8 +58,8 @@ LAYERS = {
     "upsampled": lambda: [conv(), nn.ReLU(), nn.AvgPool2d(3, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")],
     "attention": lambda: [nn.ReLU(), Attention(), nn.ConvTranspose2d(8, 8, 2, 2), conv(), nn.ReLU()],
     "activations in place on a view": lambda: [conv(), nn.InstanceNorm2d(8), nn.ReLU(True), conv(), nn.SiLU(True)],
-    "checkpoint": lambda: [conv(), nn.ReLU(), Checkpointed(False), conv(), nn.ReLU()],
-    "reentrant checkpoint": lambda: [conv(), nn.ReLU(), Checkpointed(True), conv(), nn.ReLU()],
+    "checkpoint": lambda: [conv(), nn.ReLU(), again(False), conv(), nn.ReLU()],
+    "reentrant checkpoint": lambda: [conv(), nn.ReLU(), again(True), conv(), nn.ReLU()],
 }
 
 

@@ -23,8 +23,7 @@ from gistkit.planning.cost.table import CostTable, cost_table
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.registry import plain
 from tests.support.models import DenseNet, UNet, bottlenecks, convolutions, inceptions
-from tests.support.peaks import held_step, peaks_of_steps
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import held_step, peaks_of_steps, steady_peak_bytes
 
 BATCH = 4
 LIMITS = {"time_limit_s": 0.6}

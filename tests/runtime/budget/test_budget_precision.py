@@ -8,15 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.runtime.live import LiveBytes
+from tests.support.models import Checkpointed
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import least_plan, peaks_of
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import least_plan, peaks_of, steady_peak_bytes
 
 
 class Residual(nn.Module):
@@ -57,21 +56,8 @@ MIXED = {
     "linear": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(768, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
     ),
-    "checkpoint": lambda: Checkpointed(),
+    "checkpoint": block(nn.Conv2d(3, 8, 3), nn.ReLU(), Checkpointed(nn.Conv2d(8, 8, 3), nn.ReLU())),
 }
-
-
-class Checkpointed(nn.Module):
-    """A block whose forward PyTorch runs again in backward, in an autocast context of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.again, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 5)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        x = checkpoint(lambda t: torch.relu(self.again(t)), x, use_reentrant=False)
-        return self.last(x.mean((2, 3)))
 
 
 def stepped(model, x, y, context, how):
@@ -123,7 +109,7 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
 def test_sub_batches_under_autocast_are_alike():
     """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
     torch.manual_seed(0)
-    model, x, y = Checkpointed(), torch.randn(4, 3, 16, 16), torch.arange(4)
+    model, x, y = MIXED["checkpoint"](), torch.randn(4, 3, 16, 16), torch.arange(4)
     context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     with context():
         plan = least_plan(model, x, y, loss_fn=F.cross_entropy, density=1.0, fidelity="reassociated")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
-from tests.support.runtime_cases import block, run
+from tests.support.step_cases import block, run
 
 
 @pytest.fixture(scope="module")

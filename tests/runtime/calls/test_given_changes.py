@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.ir.plan import Decision, Plan
@@ -16,6 +15,7 @@ from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.runtime.live import LiveBytes
 from tests.support import call_cases
 from tests.support.call_cases import Net, image
+from tests.support.models import Checkpointed
 from tests.support.nn_cases import same_bits
 
 BUDGETS = ["gist, tight", "75 %"]
@@ -182,21 +182,16 @@ class Mixed(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-class Checkpointed(nn.Module):
-    """A checkpoint between layers that are not."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.head = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()), nn.Linear(8, 5)
-        self.inner = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
-        self.after = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
-
-    def forward(self, x):
-        x = checkpoint(self.inner, self.stem(x), use_reentrant=False)
-        return self.head(self.after(x).mean((2, 3)))
+def stage(channels, inplace=False):
+    return nn.Conv2d(channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace)
 
 
-@pytest.mark.parametrize("make", [Mixed, Checkpointed])
+def beside_a_checkpoint():
+    end = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    return nn.Sequential(*stage(3), Checkpointed(*stage(8, inplace=True)), *stage(8), *end)
+
+
+@pytest.mark.parametrize("make", [Mixed, beside_a_checkpoint])
 @pytest.mark.parametrize("forms", [{}, {"relu": ANEW}, {"conv2d": ANEW}, {"relu": ("zvc", "device")}])
 def test_modules_beside_functions_and_checkpoints(make, forms):
     settled(by_hand(make, **forms), make, steps=4)

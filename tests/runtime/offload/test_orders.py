@@ -3,8 +3,6 @@
 Some 1,250 orders, the same ones each time. ``GISTKIT_ORDERS=20000`` draws 100,000 others.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import NamedTuple

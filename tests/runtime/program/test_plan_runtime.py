@@ -13,8 +13,8 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import own_decisions
 from tests.support.models import DenseNet, UNet
+from tests.support.peaks import steady_peak_bytes
 from tests.support.plan_cases import LINKED, Shared, Small, captured, data, hosted, loss_of, made, same, step, ways
-from tests.support.predicted import steady_peak_bytes
 
 
 @pytest.mark.parametrize(

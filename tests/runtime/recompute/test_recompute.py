@@ -16,7 +16,7 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from tests.support.models import DenseNet, UNet, bottlenecks
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import steady_peak_bytes
 from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured, planned
 from tests.support.training import assert_same, batches
 

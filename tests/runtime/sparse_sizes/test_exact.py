@@ -1,7 +1,5 @@
 """Delayed exact packing: the state machine, driven by counts that arrive when the test says so."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from itertools import cycle

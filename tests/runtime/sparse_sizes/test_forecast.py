@@ -1,7 +1,5 @@
 """Sparse encodings within a forecast: nobody waits, one scratch at a time, and no bit is lost where it was too low."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

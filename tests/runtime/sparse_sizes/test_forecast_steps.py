@@ -1,7 +1,5 @@
 """Training within forecasts: from the second step on nobody waits, however late the counts; every bit is plain's."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Host memory for what a forecast has no room for: who has which bytes, for how long, and how many there may be."""
 
-from __future__ import annotations
-
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
