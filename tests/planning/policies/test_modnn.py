@@ -67,7 +67,7 @@ def check_transfers(found, movable):
         assert out and out[-1].start_s >= found.runs[written].finish_s
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(step_graphs(), st.floats(0, 1), st.sampled_from((None, paper_tdfg)), st.sampled_from(CLASSES))
 def test_schedules_never_exceed_memory_and_every_use_finds_its_block(graph, share, rule, fidelity):
     costs = cost_table(graph, FAST_LINK, ways=paper_algorithms)
@@ -83,7 +83,7 @@ def heavy(width=256):
     return replace(found, least_rows=1)
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 @given(
     step_graphs() | st.sampled_from((1, 16, 256)).map(heavy),
     st.floats(0, 1.2),

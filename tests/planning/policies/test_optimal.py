@@ -119,7 +119,7 @@ def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words)
 
 
 @pytest.mark.parametrize("device", [SHARED, CUDA], ids=["shared", "cuda"])
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_near_brute_force(device, data):
     graph = data.draw(st.one_of(step_graphs(8), step_graphs(8, size=64, grown=True)))
@@ -136,7 +136,7 @@ def test_near_brute_force(device, data):
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=["cpu", "cuda"])
-@settings(deadline=None, max_examples=6, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.filter_too_much])
 @given(data=st.data())
 def test_segments_near_brute_force(device, data):
     graph = data.draw(step_graphs(data.draw(st.integers(3, 5)), size=32, grown=True, varied=True))

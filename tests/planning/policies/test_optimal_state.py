@@ -69,7 +69,7 @@ def choices(problem, draw, count):
 
 
 @pytest.mark.parametrize("device", [SHARED, CUDA], ids=["shared", "cuda"])
-@settings(deadline=None, max_examples=8, derandomize=True)
+@settings(max_examples=8)
 @given(graph=GRAPHS, words=st.sampled_from(CLASSES), seed=st.integers(0, 2**20))
 def test_a_state_is_what_the_simulator_says_and_no_bound_is_above_it(device, graph, words, seed):
     for parts in (1, 2) if graph.batch > 1 and words[0] != "bitwise" else (1,):

@@ -4,7 +4,7 @@ are refused."""
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from gistkit.errors import GistError, PlanError
 from gistkit.ir.plan import Decision, Plan
@@ -86,7 +86,6 @@ def test_scratch_of_a_size_that_only_the_device_knows():
 
 
 @given(step_graphs(8))
-@settings(deadline=None, max_examples=40, derandomize=True)
 def test_effects_of_single_blocks_add_up_to_the_profile(graph):
     """Without rebuilds a plan's memory is the sum of its decisions', each taken alone."""
     costs = cost_table(graph, CPU)

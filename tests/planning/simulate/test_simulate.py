@@ -48,7 +48,7 @@ def timed(d2h_s, h2d_s, **decision):
 
 
 @given(step_graphs(8), st.integers(0, 10**6), st.sampled_from(("plain", "none", "gist", "fp8")))
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 def test_memory_is_the_sum_of_what_lives(graph, reserve, which):
     costs = cost_table(graph, hardware("titanx"))
     bare = which in ("plain", "none")

@@ -7,7 +7,8 @@ verifies what comes back (bitwise plans: to the byte without it), or the zeros t
 """
 
 import copy
-from dataclasses import dataclass, replace
+from collections import namedtuple
+from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -19,7 +20,7 @@ import gistkit
 from gistkit.errors import BudgetError
 from gistkit.ir.contract import Contract
 from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.table import CostTable, cost_table
+from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.registry import plain
 from tests.support.models import DenseNet, UNet, bottlenecks, convolutions, inceptions
@@ -37,18 +38,8 @@ NETS = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model with its batch, its captured step and costs, and what a plain step gives and needs."""
-
-    model: torch.nn.Module
-    x: torch.Tensor
-    y: torch.Tensor
-    graph: gistkit.SavedGraph
-    costs: CostTable
-    loss: torch.Tensor
-    grads: list
-    plain_bytes: int
+Case = namedtuple("Case", "model x y graph costs loss grads plain_bytes")
+"""A model with its batch, its captured step and costs, and what a plain step gives and needs."""
 
 
 def run(model, x, y, parts=1):
@@ -89,7 +80,7 @@ def of_rows(name):
         return c  # is not cut
     found = [densities(c.model, c.x[i : i + 1]) for i in range(BATCH)]
     densest = {s: max(d.get(s, 0.0) for d in found) for s in c.costs.densities}
-    return replace(c, costs=cost_table(c.graph, hardware("cpu"), density=densest))
+    return c._replace(costs=cost_table(c.graph, hardware("cpu"), density=densest))
 
 
 @cache

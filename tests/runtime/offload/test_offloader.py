@@ -198,7 +198,7 @@ def test_other_devices_are_refused():
     assert isinstance(backend_for(torch.device("cpu")), backends.CpuBackend)
 
 
-def test_cores_of_a_device(tmp_path):
+def test_cores_of_a_device():
     assert pinned.cores_of("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11} and pinned.cores_of("\n") == set()
 
 

@@ -47,7 +47,7 @@ def share_of(x: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", WITHIN)
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(max_examples=6)
 @given(x=tensors(), share=st.floats(0, 1))
 def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(name, x, share):
     host, codec = Host(), SPARSE[name]
@@ -120,7 +120,7 @@ def test_a_count_that_cannot_be_is_refused_and_nothing_is_lost():
     assert host.packer.poll() == 1 and encoded.state()[2] is not None
 
 
-@settings(deadline=None, max_examples=10, derandomize=True)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_encodings_that_come_go_and_are_counted_in_any_order_keep_their_bits(data):
     host, held, sent = Host(bounded=True, lag=3), {}, 0

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import psutil
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gistkit.runtime.offload.host_memory import available_bytes
@@ -40,7 +40,6 @@ def lent_bytes(s):
         return s.held_bytes - sum(m.numel() for spans in s._free.values() for m in spans)
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7)), max_size=40))
 def test_every_span_is_its_owners_alone_until_it_dies(steps):
     with patch.object(spill, "LEAST_BYTES", 2**10):
