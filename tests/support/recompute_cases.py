@@ -11,8 +11,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.checkpoint import checkpoint
-from gistkit.runtime.live import LiveBytes
-from tests.support.peaks import held_step
+from tests.support.peaks import held_step, peaks_of_steps
 
 
 def by_pixel(out, t):
@@ -84,8 +83,4 @@ def between(graph):
 
 def measured(model, x, t, loss_fn=F.cross_entropy):
     """Peak of live bytes over a step, all that was there before counted."""
-    model.zero_grad()
-    with LiveBytes(timeline=False) as live:
-        live.track(model, x, t)
-        held_step(model, loss_fn, x, t)
-    return live.peak_bytes
+    return peaks_of_steps(model, lambda: held_step(model, loss_fn, x, t), x, t)[1]

@@ -11,7 +11,6 @@ from torch import nn
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.runtime.live import LiveBytes
 from tests.support.nn_cases import same_bits
 from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, steady_peak_bytes
 from tests.support.plan_cases import LINKED
@@ -51,14 +50,12 @@ def first_of(out, y):
 
 def peaks(model, loss_fn, x, y):
     """(gradients, peaks) of two steps of a loop, from no gradients; those of x beside the parameters'."""
-    found = []
-    for _ in range(2):
-        model.zero_grad(set_to_none=True)
+
+    def step():
         x.grad = None
-        with LiveBytes(timeline=False) as live:
-            live.track(model, x, y)
-            held_step(model, loss_fn, x, y)
-        found.append(live.peak_bytes)
+        held_step(model, loss_fn, x, y)
+
+    found = peaks_of_steps(model, step, x, y)
     return [t.grad for t in (*model.parameters(), x) if t.grad is not None], found
 
 

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import gc
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from torch import nn
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.runtime.live import LiveBytes
 from tests.support.models import Checkpointed
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import least_plan, peaks_of, steady_peak_bytes
+from tests.support.peaks import least_plan, peaks_of, peaks_of_steps, steady_peak_bytes
 
 
 class Residual(nn.Module):
@@ -62,24 +60,16 @@ MIXED = {
 
 def stepped(model, x, y, context, how):
     """Peaks of two steps in an autocast context."""
-    peaks = []
-    for _ in range(2):
-        model.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(model, x, y)
+
+    def step():
+        with context():
             if how == "step":
-                with context():
-                    loss = gistkit.step(model, F.cross_entropy, x, y, verify=False)  # some have no room for it
-            else:
-                with context():
-                    out = model(x)
-                    loss = F.cross_entropy(out, y)
-                loss.backward()
-                del out
-        peaks.append(live.peak_bytes)
-        del loss
-    return peaks
+                return gistkit.step(model, F.cross_entropy, x, y, verify=False)  # some have no room for it
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+        return loss.backward()
+
+    return peaks_of_steps(model, step, x, y)
 
 
 @pytest.mark.parametrize(
