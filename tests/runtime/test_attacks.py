@@ -137,10 +137,6 @@ def test_function_transforms_run_plain():
     assert_same_gradients(model, lambda m, step: m(images()).sum())
 
 
-def sparse_inside(y):
-    return torch.relu(y[0, 0].to_sparse()).to_dense()
-
-
 def sparse_product(y):
     weights = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (32, 32), check_invariants=False)
     return torch.sparse.mm(weights, y[0, 0])
@@ -164,7 +160,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning", "ignore:.*Sparse:UserWarning")
-@pytest.mark.parametrize("inside", [sparse_inside, sparse_product, nested])
+@pytest.mark.parametrize("inside", [lambda y: torch.relu(y[0, 0].to_sparse()).to_dense(), sparse_product, nested])
 def test_tensors_without_plain_storage(inside):
     assert_same_gradients(Around(inside), lambda model, step: model(images()), steps=3)
 

@@ -26,11 +26,6 @@ CLASSES = ("bitwise", "reassociated")
 DEVICES = (FAST_LINK, PRESETS["cpu"])
 
 
-def scheduled(graph, costs, budget, rule=None, fidelity="reassociated"):
-    part, _ = choose_sub_batch(graph, costs, budget, rule=rule, fidelity=fidelity, batch_norm=True)
-    return schedule(part, budget)
-
-
 def check_schedule(found, memory_bytes):
     """Replays a schedule: memory, data in place at every use, transfers one after the other and in time."""
     tdfg, costs = found.part.tdfg, found.part.costs
@@ -72,7 +67,8 @@ def check_transfers(found, movable):
 def test_schedules_never_exceed_memory_and_every_use_finds_its_block(graph, share, rule, fidelity):
     costs = cost_table(graph, FAST_LINK, ways=paper_algorithms)
     budget = budget_between(graph, costs, share, rule, fidelity)
-    check_schedule(scheduled(graph, costs, budget, rule, fidelity), budget)
+    part, _ = choose_sub_batch(graph, costs, budget, rule=rule, fidelity=fidelity, batch_norm=True)
+    check_schedule(schedule(part, budget), budget)
 
 
 @cache

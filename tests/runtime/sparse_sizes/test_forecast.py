@@ -31,19 +31,13 @@ class Host:
         self.packer = ExactPacker(transport=lambda: self.counts, spill=self.spill, **options)
         self.told: list[tuple[float, int]] = []
 
-    def forecast(self, share: float | None) -> Forecast:
-        return Forecast(share, lambda share, spilled_bytes: self.told.append((share, spilled_bytes)))
-
     def encode(self, name: str, x: torch.Tensor, share: float | None) -> Encoded:
-        return self.packer.encode(CODECS[name], x, forecast=self.forecast(share))
+        forecast = Forecast(share, lambda share, spilled_bytes: self.told.append((share, spilled_bytes)))
+        return self.packer.encode(CODECS[name], x, forecast=forecast)
 
 
 def values(seed: int = 0, zeros: float = 0.5, n: int = N) -> torch.Tensor:
     return float_values(n, torch.float32, seed, zeros, False).abs()
-
-
-def share_of(x: torch.Tensor) -> float:
-    return int((x != 0).sum()) / x.numel()
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -87,7 +81,7 @@ def test_a_format_whose_packing_depends_on_the_count_is_waited_for_and_says_so(n
     host = Host(bounded=True, lag=1)
     held = [host.encode(name, values(seed), 0.5) for seed in range(3)]
     assert [e.pending for e in held] == [False, False, True] and host.packer.waits == {BY_COUNT.format(name): 2}
-    assert [share for share, _ in host.told] == [share_of(values(seed)) for seed in range(2)]
+    assert [share for share, _ in host.told] == [int((values(seed) != 0).sum()) / N for seed in range(2)]
 
 
 def test_without_host_memory_it_is_waited_for_and_says_so():

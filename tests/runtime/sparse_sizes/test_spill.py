@@ -129,9 +129,9 @@ def test_memory_goes_with_its_owner_and_the_last_span():
         torch.UntypedStorage._free_weak_ref(storage)
 
 
-def files(root, **texts):
+def files(root, texts):
     for name, text in texts.items():
-        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
@@ -139,15 +139,10 @@ def files(root, **texts):
 
 def test_free_memory_is_the_least_of_the_machines_and_the_containers(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4_000_000))
-    unlimited = files(tmp_path / "free", memory_dot_max="max\n", memory_dot_current="77\n", memory_dot_stat="anon 5\n")
-    assert available_bytes(unlimited) == available_bytes(tmp_path / "none") == 4_000_000
-    second = files(
-        tmp_path / "v2",
-        memory_dot_max="1000000\n",
-        memory_dot_current="700000\n",
-        memory_dot_stat="anon 5\nactive_file 9\ninactive_file 50000\n",
-    )
-    assert available_bytes(second) == 350_000
-    first = {"limit": "500000\n", "usage": "600000\n"}
-    stated = {f"memory__memory_dot_{name}_in_bytes": text for name, text in first.items()}
-    assert available_bytes(files(tmp_path / "v1", memory__memory_dot_stat="", **stated)) == 0
+    unlimited = {"memory.max": "max\n", "memory.current": "77\n", "memory.stat": "anon 5\n"}
+    assert available_bytes(files(tmp_path / "free", unlimited)) == available_bytes(tmp_path / "none") == 4_000_000
+    used = "anon 5\nactive_file 9\ninactive_file 50000\n"
+    second = {"memory.max": "1000000\n", "memory.current": "700000\n", "memory.stat": used}
+    assert available_bytes(files(tmp_path / "v2", second)) == 350_000
+    first = {"memory.limit_in_bytes": "500000\n", "memory.usage_in_bytes": "600000\n", "memory.stat": ""}
+    assert available_bytes(files(tmp_path / "v1/memory", first).parent) == 0
