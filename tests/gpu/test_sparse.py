@@ -23,10 +23,6 @@ BOTH = pytest.mark.parametrize("codec", STRIDES)
 LENGTHS = (1, 31, 1000, 1023, 1025, 3 * 1024, 1_000_003)
 
 
-def on_device(payload: tuple) -> tuple:
-    return tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
-
-
 def same_encoding(codec: str, made: tuple, expected: tuple) -> bool:
     """Structure equal, values and columns as far as the counts go."""
     stride, counts, equal = STRIDES[codec], expected[1], True
@@ -50,7 +46,7 @@ def test_kernels_equal_the_oracle(codec, fmt, scaling, dtype, n):
     if scaling == "none":
         assert same_encoding(codec, getattr(ops, encode)(there.x, fmt), getattr(reference, encode)(case.x, fmt))
     for payload in PAYLOADS[codec](reference, case):
-        moved = on_device(payload)
+        moved = tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
         assert same_bits(decoded(ops, there, moved, codec).cpu(), decoded(reference, case, payload, codec))
         gradient = relu_gradient(ops, there, moved, codec)
         assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))

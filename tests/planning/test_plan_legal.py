@@ -15,6 +15,7 @@ from gistkit.ir.forms import FORMS, RERUN
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import Judge, check_decisions
 from gistkit.planning.policies.registry import POLICIES
+from tests.support.graphs import output_of
 from tests.support.plan_cases import captured, data, loss_of, made, same, step
 
 
@@ -70,13 +71,9 @@ def test_every_allowed_form_is_carried_out_and_no_other(case):
             assert same(step(gistkit.compress(copy.deepcopy(model), plan), x, y), expected), decision
 
 
-def storage_of(graph, op, number=0):
-    return graph.values[[c for c in graph.calls if c.op == op][number].results[0]].storage
-
-
 def test_every_reason_is_told(case):
     model, x, y, graph, _, running = case
-    relu, conv = storage_of(graph, "relu", 1), storage_of(graph, "conv2d", 1)
+    relu, conv = output_of(graph, "relu", 1), output_of(graph, "conv2d", 1)
     (pool,) = (s.storage for c in graph.calls if c.op == "max_pool2d" for s in c.saves if s.dtype == "int64")
     plan = gistkit.plan(model, x, y, loss_fn=loss_of, policy="gist")
     (rebuilt, *_) = (d for d in plan.decisions if d.codec == "rebuild" and d.storage == relu)

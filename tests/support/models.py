@@ -32,6 +32,17 @@ class Checkpointed(nn.Sequential):
         return checkpoint(super().forward, x, use_reentrant=self.reentrant)
 
 
+def relu_chain(depth: int, width: int, bias: float) -> nn.Sequential:
+    """ReLUs between convolutions, whose outputs backward reads by sign and by value; the higher the bias, the more they
+    let pass."""
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(width if i else 3, width, 3, padding=1) for i in range(depth)]
+    for conv in convs:
+        nn.init.constant_(conv.bias, bias)
+    layers = [m for conv in convs for m in (conv, nn.ReLU())]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
 class DenseNet(nn.Module):
     """Each layer reads the concatenation of all before it."""
 

@@ -50,6 +50,12 @@ def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
     return peaks_of_steps(twin, lambda: twin(x).backward(), x)
 
 
+def densities_of(model: nn.Module, x: torch.Tensor) -> dict[int, float]:
+    """Those of a recorded step, by storage."""
+    recorded = gistkit.capture(copy.deepcopy(model), (x,), fake=False)
+    return {s.id: s.density for s in recorded.storages if s.density is not None}
+
+
 def least_plan(model: nn.Module, *batch: Any, **asked: Any) -> Plan:
     """The plan for the least budget of its class."""
     return gistkit.plan(model, *batch, budget=least_bytes(model, *batch, **asked), **asked)

@@ -22,7 +22,7 @@ from gistkit.planning.simulate.context import Context, StepIndex
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from gistkit.runtime.live import LiveBytes
 from tests.support.models import DenseNet, UNet
-from tests.support.peaks import held_step, peaks_of_steps
+from tests.support.peaks import densities_of, held_step, peaks_of_steps
 from tests.support.plan_cases import LINKED, Small, data, loss_of, made, ways
 
 NETS = {"dense": (DenseNet, 32), "unet": (UNet, 32), "small": (Small, 16)}
@@ -37,9 +37,7 @@ def case(name):
     make, size = NETS[name]
     model, (x, y) = make().train(), data(size)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_of, targets=(y,))
-    recorded = gistkit.capture(model, (x,), fake=False)
-    found = {s.id: s.density for s in recorded.storages if s.density is not None}
-    return model, x, y, graph, cost_table(graph, SLOW, density=found)
+    return model, x, y, graph, cost_table(graph, SLOW, density=densities_of(model, x))
 
 
 def measured(model, plan, x, y):
@@ -95,9 +93,7 @@ def planned(again, kept, channels=16):
     torch.manual_seed(0)
     model, x = Wide(channels, again), torch.randn(4, 3, 16, 16)
     graph = capture(model, (x,), backward=True)
-    recorded = gistkit.capture(model, (x,), fake=False)
-    dense = {s.id: s.density for s in recorded.storages if s.density is not None}
-    costs = cost_table(graph, hardware("cpu"), density=dense)
+    costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
     of = {op: [graph.values[c.results[0]].storage for c in graph.calls if c.op == op] for op in ("relu", "sigmoid")}
     (source,) = of["relu"]
     decisions = [Decision(source, kept, mask=kept == "fp8")]

@@ -19,7 +19,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
-from tests.support.peaks import held_step, peaks_of_steps, steady_peak_bytes
+from tests.support.peaks import densities_of, held_step, peaks_of_steps, steady_peak_bytes
 from tests.support.step_graphs import chain, step_graphs
 
 BYTES = 8192
@@ -167,8 +167,7 @@ def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace
     torch.manual_seed(0)
     model, x, y = Rows(inplace), torch.randn(8, *between, 32), torch.arange(8)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
-    recorded = gistkit.capture(model, (x,), fake=False)
-    costs = cost_table(graph, hardware("cpu"), density={s.id: s.density for s in recorded.storages if s.density})
+    costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
     plan = plan_graph(graph, costs, policy=policy)
     if policy == "gist":
         gistkit.compress(model, plan)

@@ -13,7 +13,7 @@ from torch import nn
 
 import gistkit
 from tests.support.models import Checkpointed
-from tests.support.peaks import least_plan, peaks_of_steps, unchecked_peak
+from tests.support.peaks import densities_of, least_plan, peaks_of_steps, unchecked_peak
 
 
 def conv(kernel=3, features=8):
@@ -92,9 +92,7 @@ class Summed(nn.Sequential):
 def assert_kept(model, x, density=None):
     """The least budget is kept, and predicted to the byte but for the first step's comparing."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    if density is None:
-        recorded = gistkit.capture(copy.deepcopy(model), (x,), fake=False)
-        density = {s.id: s.density for s in recorded.storages if s.density is not None}
+    density = density or densities_of(model, x)
     plain = gistkit.plan(model, x, policy="plain")
     assert peaks_of_steps(model, lambda: model(x).backward(), x)[1] == plain.peak_bytes
     plan = least_plan(model, x, density=density)

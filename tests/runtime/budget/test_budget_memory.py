@@ -24,7 +24,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.optimal.optimal import optimal
 from gistkit.planning.policies.registry import plain
 from tests.support.models import DenseNet, UNet, bottlenecks, convolutions, inceptions
-from tests.support.peaks import held_step, peaks_of_steps, steady_peak_bytes
+from tests.support.peaks import densities_of, held_step, peaks_of_steps, steady_peak_bytes
 
 BATCH = 4
 LIMITS = {"time_limit_s": 0.6}
@@ -62,14 +62,9 @@ def case(name):
     model, x = NETS[name]().train(), torch.randn(BATCH, 3, 32, 32)
     y = torch.arange(BATCH) if model(x).dim() == 2 else torch.randint(4, (BATCH, 32, 32))
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
-    costs = cost_table(graph, hardware("cpu"), density=densities(model, x))
+    costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
     loss, grads, peaks = run(copy.deepcopy(model), x, y)
     return Case(model, x, y, graph, costs, loss, grads, peaks[-1])
-
-
-def densities(model, x):
-    recorded = gistkit.capture(model, (x,), fake=False)
-    return {s.id: s.density for s in recorded.storages if s.density is not None}
 
 
 @cache
@@ -78,7 +73,7 @@ def of_rows(name):
     c = case(name)
     if any(isinstance(m, nn.BatchNorm2d) for m in c.model.modules()):
         return c  # is not cut
-    found = [densities(c.model, c.x[i : i + 1]) for i in range(BATCH)]
+    found = [densities_of(c.model, c.x[i : i + 1]) for i in range(BATCH)]
     densest = {s: max(d.get(s, 0.0) for d in found) for s in c.costs.densities}
     return c._replace(costs=cost_table(c.graph, hardware("cpu"), density=densest))
 

@@ -13,7 +13,7 @@ from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import own_decisions
 from tests.support.models import DenseNet, UNet
-from tests.support.peaks import steady_peak_bytes
+from tests.support.peaks import densities_of, steady_peak_bytes
 from tests.support.plan_cases import LINKED, Shared, Small, captured, data, hosted, loss_of, made, same, step, ways
 
 
@@ -25,8 +25,7 @@ def test_every_decision_is_carried_out_to_the_bit_and_the_byte(make, place, numb
     torch.manual_seed(0)
     model, (x, y) = make().train(), data()
     graph, _ = captured(model, x, y)
-    recorded = gistkit.capture(model, (x,), fake=False)
-    costs = cost_table(graph, LINKED, density={s.id: s.density for s in recorded.storages if s.density is not None})
+    costs = cost_table(graph, LINKED, density=densities_of(model, x))
     plan = made(graph, ways(graph, costs, number, place))
     twin = gistkit.compress(copy.deepcopy(model), plan)
     step(twin, x, y)

@@ -18,26 +18,17 @@ from gistkit.runtime.sparse_sizes.spill import Spill
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
+from tests.support.models import relu_chain
 
 BATCH, SIZE, WIDTH, LAYERS = 4, 32, 16, 7
 SCRATCH_BYTES = CODECS["zvc"].scratch_bytes(BATCH * WIDTH * SIZE**2, torch.float32)
-
-
-def chain(bias: float = 0.0) -> nn.Module:
-    """ReLUs between convolutions, whose outputs backward reads by sign and by value."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(LAYERS):
-        layers += [nn.Conv2d(3 if i == 0 else WIDTH, WIDTH, 3, padding=1), nn.ReLU()]
-        nn.init.constant_(layers[-2].bias, bias)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10)).train()
 
 
 class Trainer:
     """Steps of a compressed model, whose counts arrive when ``arrive`` is called, beside those of a plain copy."""
 
     def __init__(self, limit_bytes: int = 2**30, spills: bool = True, bias: float = 0.0, **words) -> None:
-        self.plain = chain(bias)
+        self.plain = relu_chain(LAYERS, WIDTH, bias)
         self.model = gistkit.compress(copy.deepcopy(self.plain), **words)
         self.counts = LateCounts()
         self.spill = Spill(lambda n, _: torch.empty(n, dtype=torch.uint8), lambda *_: limit_bytes)
@@ -152,7 +143,7 @@ def test_lossy_forms_wait_only_where_packing_depends_on_the_count(lossy):
     torch.manual_seed(0)
     trainer = Trainer(lossy=lossy)
     x, t = torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
-    want = gistkit.compress(chain(), lossy=lossy)
+    want = gistkit.compress(relu_chain(LAYERS, WIDTH, 0.0), lossy=lossy)
     for _ in range(3):
         found = []
         for model in (want, trainer.model):
