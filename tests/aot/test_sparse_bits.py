@@ -43,8 +43,13 @@ def redirected(counts: torch.Tensor, stride: int, capacity: int, distance: int) 
     return array(ends + torch.where(last > capacity, distance - spill_origin(capacity), 0))
 
 
-def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill_first: bool) -> None:
-    """Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
+@BOTH
+@pytest.mark.parametrize("dtype, fmt, room, spill_first", [("bf16", "raw", 0.99, True), ("fp32", "fp8", 0.99, False)])
+def test_spilled(codec, dtype, fmt, room, spill_first):
+    """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each.
+    Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
+    case = make_case(9000, dtype, fmt, "none", 0.6)
+    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
     n, stride = case.x.numel(), STRIDES[codec]
     index, counts, scratch = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
     whole, item = counts.numel() * stride, scratch.element_size()
@@ -74,15 +79,6 @@ def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill
         form = (case.fmt, "none", True, spill)
         expected = (relu_gradient if before else decoded)(reference, case, (*payload, *form), codec)
         assert np.array_equal(room[:n], array(expected))
-
-
-@BOTH
-@pytest.mark.parametrize("dtype, fmt, room, spill_first", [("bf16", "raw", 0.99, True), ("fp32", "fp8", 0.99, False)])
-def test_spilled(codec, dtype, fmt, room, spill_first):
-    """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each."""
-    case = make_case(9000, dtype, fmt, "none", 0.6)
-    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
-    check_spilled(codec, case, dtype, capacity, spill_first)
 
 
 def test_packing_csr_with_a_spill():

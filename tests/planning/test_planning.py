@@ -17,8 +17,8 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import simulate
 from gistkit.profiling.calibration import card
+from tests.support.graphs import of_zoo
 from tests.support.planning_cases import GIB, H200, T, X, made, net
-from tests.support.zoo_steps import of_zoo
 
 
 @pytest.fixture(scope="module")

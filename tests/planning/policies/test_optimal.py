@@ -32,8 +32,8 @@ from gistkit.planning.policies.optimal.state import IncrementalState
 from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.policies.registry import POLICIES, plain
 from gistkit.planning.simulate.simulator import Simulator, simulate
+from tests.support.graphs import of_zoo
 from tests.support.step_graphs import chain, forked, pooled, step_graphs
-from tests.support.zoo_steps import of_zoo
 
 COMBINATIONS = 400
 CPU = hardware("cpu")
