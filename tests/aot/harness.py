@@ -13,8 +13,6 @@ first. A body contains the loops nested in it, counted once.
 ``TRITON_INTERPRET`` must not be set in this process: the interpreter replaces the decorator and nothing compiles.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile
@@ -29,6 +27,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 CAPABILITIES = (80, 90, 100)
+ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+INSTRUCTIONS_PER_BYTE = 6.8
+"""What an H200 issues for each byte moved, at 4.3 TB/s: 28 an element of an fp32 mask, 34 from fp32 to fp8."""
 
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?P<text>.*?)\s*;")
 _LABEL = re.compile(r"^\s*(?P<label>\.L_\w+):")

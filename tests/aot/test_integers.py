@@ -4,9 +4,8 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS
 from gistkit.kernels.narrow import integers as kernels
-from tests.aot.harness import compile_kernel, opcode_of, per_element
+from tests.aot.harness import ITEM_BYTES, compile_kernel, opcode_of, per_element
 
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 MOST = {"encode": {"fp32": 21, "bf16": 17.5, "fp16": 17.5}, "decode": {"fp32": 9.5, "bf16": 13.5, "fp16": 9.6}}
 """Instructions an element; an H200 issues about 36 in the time that fp32 takes to come and go, 18 for 16 bits."""
 
@@ -27,8 +26,7 @@ def main_path(compiled) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "dtype, bits, capability",
-    [("fp32", 4, 90), ("bf16", 4, 80), ("bf16", 4, 90), ("bf16", 2, 100), ("fp16", 2, 90)],
+    "dtype, bits, capability", [("fp32", 4, 90), ("bf16", 4, 80), ("bf16", 4, 90), ("bf16", 2, 100), ("fp16", 2, 90)]
 )
 def test_encode_and_decode(dtype, bits, capability):
     elements = kernels.ROWS[ITEM_BYTES[dtype]] * 256

@@ -20,10 +20,7 @@ from tests.aot.harness import compile_kernel
 ITEMS = {1: "*u8", 2: "*i16", 4: "*i32"}
 
 
-@pytest.mark.parametrize(
-    "capability, item, columns",
-    [(90, 1, False), (90, 4, True), (80, 2, False), (100, 2, True)],
-)
+@pytest.mark.parametrize("capability, item, columns", [(90, 1, False), (90, 4, True), (80, 2, False), (100, 2, True)])
 def test_packing_and_fetching(capability, item, columns):
     kind = ITEMS[item]
     step = items_a_block(item, columns)

@@ -4,11 +4,8 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
 from gistkit.kernels.mask import mask as kernels
-from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, per_element
+from tests.aot.harness import CAPABILITIES, INSTRUCTIONS_PER_BYTE, ITEM_BYTES, Compiled, compile_kernel, per_element
 
-# An H200 moves 4.3 TB/s and issues instructions for about 6.8 of them per byte moved (docs: 28 an fp32 mask element).
-INSTRUCTIONS_PER_BYTE = 6.8
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "u8": 1}
 # both sizes on sm_90; test_relu has the one with the tighter budget on the others
 targets = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 

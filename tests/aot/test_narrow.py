@@ -4,11 +4,8 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
 from gistkit.kernels.narrow import narrow as kernels
-from tests.aot.harness import Compiled, compile_kernel, per_element
+from tests.aot.harness import INSTRUCTIONS_PER_BYTE, ITEM_BYTES, Compiled, compile_kernel, per_element
 
-# An H200 moves 4.3 TB/s and issues instructions for about 6.8 of them per byte moved (34 for fp32 to fp8: 5 bytes).
-INSTRUCTIONS_PER_BYTE = 6.8
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 CODES = {"fp16": ("*i16", 2), "fp8": ("*u8", 1)}
 
 

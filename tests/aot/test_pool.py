@@ -16,19 +16,18 @@ from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.operators import FORWARD_OUTPUTS, PAIRS, QUADS
 from tests.aot.harness import CAPABILITIES, compile_kernel, per_element
 
-POINTERS = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16"}
 BUDGET = {"fp32": 36, "bf16": 18, "fp16": 18}
 VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 BACKWARD_BUDGET = {2: 12, 3: 18}
 
 
 def _signature(fn, dtype: str, constexprs: dict) -> dict[str, str]:
-    kinds = {"codes_ptr": "*u8"}
-    names = [name for name in fn.arg_names if name not in constexprs]
-    return {
-        n: kinds.get(n) or (POINTERS[dtype] if n.endswith("_ptr") else "i64" if n.startswith("by_") else "i32")
-        for n in names
-    }
+    def kind(name: str) -> str:
+        if name.endswith("_ptr"):
+            return "*u8" if name == "codes_ptr" else "*" + dtype
+        return "i64" if name.startswith("by_") else "i32"
+
+    return {name: kind(name) for name in fn.arg_names if name not in constexprs}
 
 
 def _compile(fn, dtype: str, capability: int, **constexprs):

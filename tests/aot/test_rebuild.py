@@ -6,11 +6,7 @@ from gistkit.formats import ceil_div
 from gistkit.kernels.launch.tiling import NUM_WARPS
 from gistkit.kernels.layout import FORMS
 from gistkit.kernels.rebuild import rebuild as kernels
-from tests.aot.harness import CAPABILITIES, Compiled, compile_kernel, opcode_of
-
-# as in test_mask: what an H200 issues for each byte moved at memory speed
-INSTRUCTIONS_PER_BYTE = 6.8
-ITEM_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+from tests.aot.harness import CAPABILITIES, INSTRUCTIONS_PER_BYTE, ITEM_BYTES, Compiled, compile_kernel, opcode_of
 
 
 def build(dtype: str, capability: int, channels: int, plane: int, form="scaled", other="") -> tuple[Compiled, float]:

@@ -207,20 +207,15 @@ def test_compact(capability, item_bytes, slots, columns, budget):
     assert per_element(loop_body(c), 32 * RUN[item_bytes] * pieces, 1) <= budget
 
 
-def sums(capability: int, few: bool, spill: int) -> Compiled:
+@pytest.mark.parametrize("stride, few", [(0, True), (256, True), (1024, False)])
+def test_running_sums(stride, few):
+    """With a spill 128 threads have a MiB of elements, or a quarter of one: 600 instructions are 0.3 an element."""
     kinds = {"counts_ptr": "*i16", "before_ptr": "*i16" if few else "*i32", "ends_ptr": "*i64"}
     kinds |= {"values_ptr": "*i16", "spill_ptr": "*u8", "total_ptr": "*i64"}
     kinds |= dict.fromkeys(("n", "capacity"), "i32")
     shape = {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-    settings = {"GROUP": GROUP, "SPILL": spill, "TOTAL": spill > 0, **shape}
-    c = compile_kernel(ends_kernel, kinds, settings, capability, num_warps=4)
+    settings = {"GROUP": GROUP, "SPILL": group_slots(stride) if stride else 0, "TOTAL": stride > 0, **shape}
+    c = compile_kernel(ends_kernel, kinds, settings, 90, num_warps=4)
     assert c.stack_bytes == 0 and c.registers <= 128
     assert c.loads_128 >= (4 if few else 1) and c.stores_128 >= 4
-    return c
-
-
-@pytest.mark.parametrize("stride, few", [(0, True), (256, True), (1024, False)])
-def test_running_sums(stride, few):
-    """With a spill 128 threads have a MiB of elements, or a quarter of one: 600 instructions are 0.3 an element."""
-    c = sums(90, few, group_slots(stride) if stride else 0)
     assert not stride or c.instructions <= 600

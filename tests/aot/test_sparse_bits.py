@@ -10,13 +10,15 @@ import torch
 
 from gistkit.formats import ceil_div
 from gistkit.kernels import STRIDES, bits_of
-from gistkit.kernels.layout import BIT_DTYPES
 from gistkit.kernels.reference import sparse as reference
-from gistkit.kernels.sparse.operators import CSR_SLOTS, UNBOUNDED, ZVC_SLOTS
+from gistkit.kernels.sparse import operators, zvc_launches
+from gistkit.kernels.sparse.ends import ends_kernel
+from gistkit.kernels.sparse.operators import CSR_SLOTS, UNBOUNDED
 from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_bytes, spill_origin
+from tests.aot.harness import compile_kernel
 from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, compiled, packer
 from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
-from tests.support.tensors import float_values
+from tests.support.tensors import float_values, same_bits
 from tests.support.warp import bases, launch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -41,8 +43,13 @@ def redirected(counts: torch.Tensor, stride: int, capacity: int, distance: int) 
     return array(ends + torch.where(last > capacity, distance - spill_origin(capacity), 0))
 
 
-def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill_first: bool) -> None:
-    """Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
+@BOTH
+@pytest.mark.parametrize("dtype, fmt, room, spill_first", [("bf16", "raw", 0.99, True), ("fp32", "fp8", 0.99, False)])
+def test_spilled(codec, dtype, fmt, room, spill_first):
+    """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each.
+    Payload and spill by the oracle, ends redirected as these lie in the emulated memory."""
+    case = make_case(9000, dtype, fmt, "none", 0.6)
+    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
     n, stride = case.x.numel(), STRIDES[codec]
     index, counts, scratch = getattr(reference, f"{codec}_encode")(case.x, case.fmt)
     whole, item = counts.numel() * stride, scratch.element_size()
@@ -74,15 +81,6 @@ def check_spilled(codec: str, case: SparseCase, dtype: str, capacity: int, spill
         assert np.array_equal(room[:n], array(expected))
 
 
-@BOTH
-@pytest.mark.parametrize("dtype, fmt, room, spill_first", [("bf16", "raw", 0.99, True), ("fp32", "fp8", 0.99, False)])
-def test_spilled(codec, dtype, fmt, room, spill_first):
-    """A group of 8192 in the arrays or not, and a short one: programs read one or the other, from one pointer each."""
-    case = make_case(9000, dtype, fmt, "none", 0.6)
-    capacity = max(ceil_div(int((bits_of(case.x) != 0).sum() * room), 8) * 8, 8)
-    check_spilled(codec, case, dtype, capacity, spill_first)
-
-
 def test_packing_csr_with_a_spill():
     """To the byte what the oracle writes to the spill, and before it to the arrays."""
     case = make_case(9000, "bf16", "raw", "none", 0.6)
@@ -111,24 +109,107 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("item_bytes, stride, columns, missing", [
-    (4, 1024, False, 0),
-    (2, 256, True, 1),
-    (4, 256, True, 70),
+KINDS = {torch.uint8: "*u8", torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64"}
+KINDS |= {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
+
+
+def emulated(kernel, programs, x, *args, **constexprs):
+    """In place of launch_warps."""
+    names = [name for name in kernel.arg_names if name not in constexprs]
+    kinds = {n: KINDS[a.dtype] if isinstance(a, torch.Tensor) else "i32" for n, a in zip(names, args, strict=True)}
+    code = compile_kernel(kernel, kinds, constexprs, 90, num_warps=1)
+    arrays = [a.view(torch.uint8).numpy() if isinstance(a, torch.Tensor) and a.numel() else a for a in args]
+    launch(code.ptx, [np.zeros(16, np.uint8) if isinstance(a, torch.Tensor) else a for a in arrays], programs)
+
+
+def sums(counts, *_):
+    return counts.cumsum(0, dtype=torch.int64)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The launchers as on sm_90, running sums by PyTorch."""
+    for name, stand_in in (("launch_warps", emulated), ("asm_level", lambda x: 90), ("ends", sums)):
+        monkeypatch.setattr(operators, name, stand_in)
+
+
+@pytest.mark.parametrize(
+    "codec, dtype, fmt, scaling, n",
+    [
+        ("csr", torch.bfloat16, "raw", "none", 2056),
+        ("zvc", torch.float32, "raw", "none", 2003),  # elements are loaded one by one
+        ("csr", torch.float32, "fp8", "none", 2056),
+        ("zvc", torch.bfloat16, "fp10", "block", 1032),
+        ("csr", torch.bfloat16, "fp16", "block", 1032),
+    ],
+)
+def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):
+    """The last slot is short."""
+    stride = STRIDES[codec]
+    case = sparse_case(float_values(n, dtype, 3, 0.5, False), float_values(n, dtype, 4, 0.1, False), fmt, scaling)
+    expected = getattr(reference, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
+    made = getattr(operators, f"{codec}_encode")(case.x, "raw" if scaling == "block" else fmt)
+    total = int(expected[1].sum())
+    assert torch.equal(made[1], expected[1])
+    assert same_bits(*(reference.compact(e[2], e[1], stride, total) for e in (made, expected)))
+    for payload in PAYLOADS[codec](reference, case):
+        whole = decoded(reference, case, payload, codec)
+        assert same_bits(decoded(operators, case, payload, codec), whole)
+        gradient = torch.empty_like(case.grad)  # of its own: the emulator copies what a launch is given
+        getattr(operators, f"{codec}_relu_backward")(case.grad, *payload[:4], gradient, *payload[4:])
+        assert same_bits(gradient, relu_gradient(reference, case, payload, codec))
+
+
+class EmulatedReady:
+    """In place of Ready: every launch is a first one."""
+
+    def __init__(self, kernel, device, num_warps=4, **constexprs):
+        self._kernel, self._constexprs = kernel, constexprs
+
+    def at(self, *_):
+        return False
+
+    def first(self, programs, tensors, numbers):
+        if self._kernel is not ends_kernel:
+            return emulated(self._kernel, programs, tensors[0], *tensors, *numbers, **self._constexprs)
+        counts, _, ends, _, _, total = tensors  # four warps; all of it has room in the arrays here
+        ends.copy_(sums(counts))
+        if self._constexprs["TOTAL"]:
+            total.copy_(counts.sum())
+
+
+@pytest.mark.parametrize("dtype, fmt, n", [(torch.bfloat16, "raw", 2003), (torch.float32, "fp8", 2056)])
+def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
+    monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)
+    monkeypatch.setattr(zvc_launches, "asm_level", lambda x: 90)
+    x, grad = float_values(n, dtype, 3, 0.5, False).nan_to_num(), float_values(n, dtype, 4, 0.1, False).nan_to_num()
+    ready, total = zvc_launches.ZvcLaunches(n, dtype, x.device, fmt), torch.zeros((), dtype=torch.int64)
+    made = ready.encode_within(x, 3 * 1024, torch.empty(0, dtype=torch.uint8), total)
+    words, counts, scratch = reference.zvc_encode(x, fmt)
+    assert int(total) == int(counts.sum()) and same_bits(made[0], words) and same_bits(made[1], counts)
+    packed = (words, counts, reference.compact(scratch, counts, 1024, int(total)), made[3])
+    assert same_bits(made[2][: int(total)], packed[2])
+    form = (fmt, "none", True)
+    assert same_bits(ready.decode(made, None, torch.empty_like(x)), reference.zvc_decode(*packed, n, dtype, *form))
+    gradient = torch.empty_like(grad)
+    reference.zvc_relu_backward(grad, *packed, gradient, *form)
+    assert same_bits(ready.relu_backward(made, None, grad), gradient)
+
+
+@pytest.mark.parametrize("stride, dtype, missing", [
+    (1024, torch.float32, 0),
+    (256, torch.bfloat16, 1),
+    (256, torch.float32, 70),
 ])  # fmt: skip
-def test_compact_never_writes_past_the_total(item_bytes, stride, columns, missing):
-    """More slots than a program has; a total short of the end writes no further."""
+def test_packing(stride, dtype, missing, device):
+    """More slots than a program has; to a total short of the end, past which the emulated warp lets nobody write."""
     counts = torch.tensor(COUNTS[stride], dtype=torch.int16)
-    n, total, slots = counts.numel() * stride, int(counts.sum()), ZVC_SLOTS if stride == 1024 else CSR_SLOTS
-    scratches = [torch.randint(0, 100, (n,)).to(d) for d in (torch.uint8, BIT_DTYPES[item_bytes])]
-    made = [np.full(total + 64, 101, array(scratch).dtype) for scratch in scratches]
-    ends = array(counts.cumsum(0, dtype=torch.int64))
-    beside = 0 if columns else 1
-    arrays = [array(scratches[beside]), array(scratches[1]), array(counts), ends, made[beside], made[1], array(EMPTY)]
-    ptx = packer(90, item_bytes, slots, columns).ptx
-    launch(ptx, [*arrays, total - missing, counts.numel(), 0, 0], ceil_div(counts.numel(), slots))
-    for got, scratch in list(zip(made, scratches, strict=True))[beside:]:
-        assert np.array_equal(
-            got[: total - missing], array(reference.compact(scratch, counts, stride, total))[: total - missing]
-        )
-        assert (got[total - missing :] == 101).all()
+    n, whole = counts.numel() * stride, int(counts.sum())
+    values, columns = float_values(n, dtype, 2, 0.0, False).nan_to_num(), torch.randint(0, 256, (n,)).to(torch.uint8)
+    total = whole - missing
+    expected = reference.compact(values, counts, stride, whole)[:total]
+    assert same_bits(operators.compact(values, counts, stride, total), expected)
+    if stride == 256:
+        made = operators.csr_compact(columns, values, counts, total)
+        expected = (reference.compact(columns, counts, stride, whole)[:total], expected)
+        assert all(same_bits(a, b) for a, b in zip(made, expected, strict=True))

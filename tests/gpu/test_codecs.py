@@ -1,7 +1,5 @@
 """Codecs and delayed exact packing on a CUDA device, against the same codecs on CPU tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -14,14 +14,6 @@ pytestmark = pytest.mark.gpu
 BATCH = 16
 
 
-@pytest.fixture(autouse=True)
-def deterministic():
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
 def network():
     torch.manual_seed(0)
     return nn.Sequential(ResNet(BasicBlock, (1, 1, 1), 64), nn.Dropout(0.3), nn.Linear(64, 10)).cuda().train()

@@ -5,23 +5,13 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import gistkit
+from tests.support.models import relu_chain
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
 
 BATCH, SIZE, WIDTH, LAYERS = 32, 64, 64, 17
-
-
-def chain(bias):
-    """ReLUs between convolutions; the higher the bias, the more they let pass. 32 MiB an activation."""
-    torch.manual_seed(0)
-    layers = []
-    for i in range(LAYERS):
-        layers += [nn.Conv2d(3 if i == 0 else WIDTH, WIDTH, 3, padding=1), nn.ReLU()]
-        nn.init.constant_(layers[-2].bias, bias)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10)).cuda()
 
 
 def gradients(model, x, y):
@@ -40,7 +30,8 @@ def gradients(model, x, y):
 
 
 def test_the_excess_over_the_budget_is_warned_of_and_every_bit_is_there():
-    model = chain(0.5)
+    """32 MiB an activation."""
+    model = relu_chain(LAYERS, WIDTH, 0.5).cuda()
     x, y = torch.randn(BATCH, 3, SIZE, SIZE, device="cuda"), torch.arange(BATCH, device="cuda") % 10
     want, plain_bytes = gradients(model, x, y)
     words = {"loss_fn": F.cross_entropy, "policy": "gist", "density": 0.2}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from gistkit import functional
 from gistkit.nn.norm import rebuild_candidates
+from tests.gpu.waiting import no_synchronisation
 from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
 
 pytestmark = pytest.mark.gpu
@@ -140,3 +141,17 @@ def test_autocast(dtype):
 
     operands = [_leaf(s) for s in ((4, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (5, 64))]
     _assert_same(*(lambda *t, f=f: network(f, *t) for f in (functional, F)), operands)
+
+
+pytestmark = pytest.mark.gpu
+
+
+def test_uses_of_one_weight_are_added_as_pytorch_adds_them():
+    x = torch.randn(4, 8, 9, 9, device="cuda", requires_grad=True)
+    weight = torch.randn(8, 8, 1, 1, device="cuda", requires_grad=True)
+    found = []
+    for f in (functional, F):
+        with torch.autocast("cuda", torch.bfloat16), no_synchronisation():
+            y = f.conv2d(F.conv2d(f.conv2d(x, weight), weight), weight)
+        found.append((y.detach(), *torch.autograd.grad(y.sum(), (x, weight))))
+    assert all(same_bits(a, b) for a, b in zip(*found, strict=True))

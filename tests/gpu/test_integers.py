@@ -1,7 +1,5 @@
 """Integer kernels on a CUDA device against the oracle on CPU tensors, to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

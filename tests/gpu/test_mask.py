@@ -1,7 +1,5 @@
 """Mask kernels on a CUDA device: against PyTorch there, and against the oracle on CPU tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -9,7 +7,7 @@ from torch.nn import functional as F
 from gistkit.kernels import ops
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.support.kernel_laws import assert_masks
-from tests.support.tensors import FLOATS, bits, values_of
+from tests.support.tensors import FLOATS, bits, sixteen_bit_values, values_of
 
 pytestmark = pytest.mark.gpu
 SIZES = (0, 1, 7, 8, 16, 1000, 2**20, 2**20 + 8, 2**20 + 48, 2**22 + 5)
@@ -25,8 +23,7 @@ def test_kernels_equal_the_oracle(dtype, n):
 
 @dtypes
 def test_relu_and_backward_are_pytorchs_on_the_device(dtype):
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
-    x = ((x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)).cuda()
+    x = sixteen_bit_values(dtype).cuda()
     grad = x.flip(0).clone()
     theirs = torch.relu(x)
     y, mask = ops.relu_mask1(x)

@@ -21,15 +21,9 @@ def step(name="resnet18", batch=16, size=64):
     return model, torch.randn(batch, 3, size, size, device="cuda"), torch.arange(batch, device="cuda") % 10
 
 
-def loss_of(model, x, targets):
-    loss = F.cross_entropy(model(x), targets)
-    loss.backward()
-    return loss
-
-
 def test_measuring_changes_no_bit_of_anything():
     model, x, targets = step()
-    loss_of(model, x, targets)
+    F.cross_entropy(model(x), targets).backward()
     twin, gradients = copy.deepcopy(model), [p.grad.clone() for p in model.parameters()]
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
     plan = gistkit.plan(model, x, targets, loss_fn=F.cross_entropy, measure=True)

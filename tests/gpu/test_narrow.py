@@ -1,7 +1,5 @@
 """Narrow-float kernels on a CUDA device against the oracle on CPU tensors, to the bit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from gistkit.formats import FLOAT_FORMATS, SCALINGS
 from gistkit.kernels import ops
 from tests.support.kernel_laws import assert_decodes, assert_narrow
 from tests.support.narrow_values import boundaries
-from tests.support.tensors import FLOATS, same_bits, values_of
+from tests.support.tensors import FLOATS, same_bits, sixteen_bit_values, values_of
 
 pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -30,9 +28,7 @@ def test_kernels_equal_the_oracle(fmt, scaling, dtype, n):
 @formats
 @scalings
 def test_every_sixteen_bit_value(fmt, scaling, dtype):
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
-    x = (x << 16).view(torch.float32) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
-    assert_narrow(ops, x, fmt, scaling, "cuda")
+    assert_narrow(ops, sixteen_bit_values(dtype), fmt, scaling, "cuda")
 
 
 @formats

@@ -1,7 +1,5 @@
 """The rebuild kernel on a CUDA device: against the oracle, PyTorch's operators there, and real batch norms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

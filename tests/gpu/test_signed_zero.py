@@ -1,7 +1,5 @@
 """The ReLU of -0.0: what PyTorch's own makes of it on this device, asked once, in no capture, with no flagged wait."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

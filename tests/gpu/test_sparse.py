@@ -15,16 +15,12 @@ from tests.support.sparse_cases import (
     relu_gradient,
     sparse_case,
 )
-from tests.support.tensors import FLOATS, float_values, same_bits
+from tests.support.tensors import FLOATS, float_values, same_bits, sixteen_bit_values
 
 pytestmark = pytest.mark.gpu
 
 BOTH = pytest.mark.parametrize("codec", STRIDES)
 LENGTHS = (1, 31, 1000, 1023, 1025, 3 * 1024, 1_000_003)
-
-
-def on_device(payload: tuple) -> tuple:
-    return tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
 
 
 def same_encoding(codec: str, made: tuple, expected: tuple) -> bool:
@@ -50,7 +46,7 @@ def test_kernels_equal_the_oracle(codec, fmt, scaling, dtype, n):
     if scaling == "none":
         assert same_encoding(codec, getattr(ops, encode)(there.x, fmt), getattr(reference, encode)(case.x, fmt))
     for payload in PAYLOADS[codec](reference, case):
-        moved = on_device(payload)
+        moved = tuple(p.cuda() if isinstance(p, torch.Tensor) else p for p in payload)
         assert same_bits(decoded(ops, there, moved, codec).cpu(), decoded(reference, case, payload, codec))
         gradient = relu_gradient(ops, there, moved, codec)
         assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))
@@ -65,11 +61,10 @@ def every_pattern(dtype: torch.dtype) -> torch.Tensor:
 
     With ties, both ends of the range, the least value that is not flushed, infinities and NaN of both signs among them.
     """
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    x = sixteen_bit_values(dtype)
     if dtype == torch.float32:
-        x = torch.cat([(x << 16) | low for low in LOWER_HALVES])
-    x = torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
-    return x.view(dtype) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
+        x = torch.cat([x.view(torch.int32) | low for low in LOWER_HALVES]).view(dtype)
+    return torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
 
 
 @BOTH

@@ -4,8 +4,6 @@ The launches that PyTorch's allocator cannot see write to host memory: what is r
 done, and a spill outlives the work on it.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

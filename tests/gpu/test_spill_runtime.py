@@ -1,8 +1,6 @@
 """Training within forecasts on a CUDA device: the host runs far ahead and waits for nothing, in little memory, and what
 was denser than forecast comes back through the host's memory."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The host must not wait for the device: how tests have PyTorch watch over that."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager

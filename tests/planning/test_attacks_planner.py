@@ -20,8 +20,8 @@ def net():
 
 
 @cache
-def plan():
-    return gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, policy="gist")
+def plan(**words):
+    return gistkit.plan(net(), images(), torch.arange(4), loss_fn=F.cross_entropy, policy="gist", **words)
 
 
 def step(made):
@@ -42,6 +42,7 @@ def with_choice(**changes):
 def test_the_plan_itself_is_carried_out():
     assert {"rebuild", "argmax4"} <= {d.codec for d in plan().decisions} and plan().choices
     assert torch.equal(step(plan()), step(gistkit.Plan.from_json(plan().to_json())))
+    step(plan(lossy="fp8"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,10 @@ def test_the_plan_itself_is_carried_out():
         (lambda: replace(plan(), sub_batches=-2), r"sub_batches must be at least 1, got -2"),
         (lambda: with_choice(covered=99), r"covered call 99 must be for a call that exists, got"),
         (lambda: with_choice(op="linear"), r"must be for \w+, got linear"),
+        (
+            lambda: replace(plan(lossy="fp8"), fidelity="bitwise"),
+            r"fidelity must be 'lossy', as it rounds to fp8, got 'bitwise'",
+        ),
     ],
 )
 def test_damaged_plans_are_refused(made, text):

@@ -15,6 +15,7 @@ from gistkit.ir.forms import FORMS, RERUN
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import Judge, check_decisions
 from gistkit.planning.policies.registry import POLICIES
+from tests.support.graphs import output_of
 from tests.support.plan_cases import captured, data, loss_of, made, same, step
 
 
@@ -33,12 +34,17 @@ class Residual(nn.Module):
         return self.head(F.dropout(F.silu(y), 0.3).mean((2, 3)))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_what_policies_decide_is_legal(policy):
+@pytest.fixture(scope="module")
+def case():
+    """A model, its batch, its step's graph and costs, and the graph of the forward that runs."""
     torch.manual_seed(0)
     model, (x, y) = Residual().train(), data()
-    graph, costs = captured(model, x, y)
-    running = gistkit.capture(model, (x,))
+    return model, x, y, *captured(model, x, y), gistkit.capture(model, (x,))
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_what_policies_decide_is_legal(policy, case):
+    *_, graph, costs, running = case
     for words in ({}, {"fidelity": "lossy", "lossy": "fp8"}):
         try:
             plan = plan_graph(graph, costs, policy=policy, budget="70%", refuse=False, **words)
@@ -47,11 +53,9 @@ def test_what_policies_decide_is_legal(policy):
         check_decisions(plan, running)
 
 
-def test_every_allowed_form_is_carried_out_and_no_other():
-    torch.manual_seed(0)
-    model, (x, y) = Residual().train(), data()
-    graph, _ = captured(model, x, y)
-    judge, expected = Judge(gistkit.capture(model, (x,))), step(copy.deepcopy(model), x, y)
+def test_every_allowed_form_is_carried_out_and_no_other(case):
+    model, x, y, graph, _, running = case
+    judge, expected = Judge(running), step(copy.deepcopy(model), x, y)
     seen = set()
     for s in judge.graph.kept():
         allowed = {d.codec: d for d in judge.allowed(s.id)}
@@ -67,16 +71,9 @@ def test_every_allowed_form_is_carried_out_and_no_other():
             assert same(step(gistkit.compress(copy.deepcopy(model), plan), x, y), expected), decision
 
 
-def storage_of(graph, op, number=0):
-    return graph.values[[c for c in graph.calls if c.op == op][number].results[0]].storage
-
-
-def test_every_reason_is_told():
-    torch.manual_seed(0)
-    model, (x, y) = Residual().train(), data()
-    graph, _ = captured(model, x, y)
-    running = gistkit.capture(model, (x,))
-    relu, conv = storage_of(graph, "relu", 1), storage_of(graph, "conv2d", 1)
+def test_every_reason_is_told(case):
+    model, x, y, graph, _, running = case
+    relu, conv = output_of(graph, "relu", 1), output_of(graph, "conv2d", 1)
     (pool,) = (s.storage for c in graph.calls if c.op == "max_pool2d" for s in c.saves if s.dtype == "int64")
     plan = gistkit.plan(model, x, y, loss_fn=loss_of, policy="gist")
     (rebuilt, *_) = (d for d in plan.decisions if d.codec == "rebuild" and d.storage == relu)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.planning.refusal import remedy
 from tests.support.planning_cases import T, X, net
 
 
@@ -89,3 +90,17 @@ def test_whatever_the_policy_a_refusal_tells_what_every_class_needs(policy):
     plan = gistkit.plan(net(), X, T, budget=least["bitwise"], **{**asked, "policy": own})
     assert plan.policy == own and plan.peak_bytes <= least["bitwise"]
     assert 'with policy="optimal" no class of moves would do' in str(refused.value) or policy == "optimal"
+
+
+def test_a_refusal_names_the_bytes_of_the_class_that_was_asked_for():
+    least = {"bitwise": 300, "reassociated": 200, "lossy": 100}
+    texts = {"bitwise": "", "reassociated": ", for reassociated moves,", "lossy": ", for lossy moves,"}
+    for asked, text in texts.items():
+        assert f"raise the budget to {least[asked]} bytes{text} or take" in remedy(50, least, asked, "fp8")
+
+
+@pytest.mark.parametrize("call", [gistkit.plan, gistkit.profile])
+def test_a_batch_without_rows_is_refused(call):
+    text = r"(plan|profile): batch must hold at least one row, got a tensor of shape \(0, 3, 32, 32\); pass a batch"
+    with pytest.raises(ValueError, match=text):
+        call(net(), X[:0], T[:0], loss_fn=F.cross_entropy)

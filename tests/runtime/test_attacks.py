@@ -8,7 +8,9 @@ from torch import nn
 
 import gistkit
 from gistkit.errors import GistError
+from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stash.verify import same_bits
+from tests.support.models import Checkpointed
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
@@ -78,10 +80,7 @@ class Doubled(torch.autograd.Function):
         return grad * 2
 
 
-READS = {
-    "data": lambda t: t.data,
-    "a Function": Doubled.apply,
-}
+READS = {"data": lambda t: t.data, "a Function": Doubled.apply}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)
@@ -136,3 +135,109 @@ def test_function_transforms_run_plain():
 
     assert all(same_bits(a, b) for a, b in zip(results(model), results(twin), strict=True))
     assert_same_gradients(model, lambda m, step: m(images()).sum())
+
+
+def sparse_product(y):
+    weights = torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 0]]), torch.ones(2), (32, 32), check_invariants=False)
+    return torch.sparse.mm(weights, y[0, 0])
+
+
+def nested(y):
+    rows = torch.nested.as_nested_tensor([y[0, 0], y[1, 0, :5]])
+    return torch.relu(rows).to_padded_tensor(0.0)
+
+
+class Around(nn.Module):
+    """Convolutions around something unusual."""
+
+    def __init__(self, inside):
+        super().__init__()
+        self.stem, self.conv, self.inside = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3), inside
+
+    def forward(self, x, *more):
+        y = torch.relu(self.stem(x))
+        return self.inside(y, *more).sum() + self.conv(y).mean()
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensor:UserWarning", "ignore:.*Sparse:UserWarning")
+@pytest.mark.parametrize("inside", [lambda y: torch.relu(y[0, 0].to_sparse()).to_dense(), sparse_product, nested])
+def test_tensors_without_plain_storage(inside):
+    assert_same_gradients(Around(inside), lambda model, step: model(images()), steps=3)
+
+
+@pytest.mark.parametrize("numbers", [[0.1 * i for i in range(12)], list(range(40))], ids=["floats", "ints"])
+def test_numbers_among_the_arguments_do_not_pile_up_plans(numbers):
+    model = gistkit.compress(Around(lambda y, scale: y * scale))
+    for number in numbers:
+        model(images(2), number).backward()
+    engine = compressed_forward(model).engine
+    assert len(engine._programs) <= 17 and len(engine._densities) <= 17
+    if isinstance(numbers[0], float):
+        assert len(engine._programs) == 1
+
+
+class InnerSlice(nn.Module):
+    """A convolution saves a part of a ReLU's output that is too dense for sparse storage."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
+        nn.init.constant_(self.stem.bias, 9.0)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.stem(x))[:, :, 1:-1, 1:-1]).square().mean()
+
+
+def test_a_part_of_a_relu_that_stays_dense_is_not_counted():
+    assert_same_gradients(InnerSlice(), lambda model, step: model(images()), steps=3)
+
+
+def test_recording_a_step_runs_no_checkpoint_anew():
+    """Two checkpoints in a row, in a model that is recorded on its first real step as it has a hook."""
+    stages = (Checkpointed(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.BatchNorm2d(4)) for _ in range(2))
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), *stages)
+    plain[0].register_forward_hook(lambda *_: None)
+    twin = gistkit.compress(copy.deepcopy(plain))
+    for step in range(3):
+        for model in (plain, twin):
+            model(images()).mean().backward()
+        assert twin[1][2].num_batches_tracked == plain[1][2].num_batches_tracked == 2 * (step + 1)
+        assert all(same_bits(a, b) for a, b in zip(plain.buffers(), twin.buffers(), strict=True))
+
+
+class Shows(nn.Module):
+    """Puts the activation that its head reads where somebody can write to it; not in the step that is planned."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown = None
+        self.first, self.head = nn.Linear(64, 2048), nn.Linear(2048, 2)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        if self.shown is not None:
+            self.shown.append(y.detach())
+        return self.head(y)
+
+
+def gradients(model, overwrite):
+    model.zero_grad(set_to_none=True)
+    model.shown = [] if overwrite else None
+    out = model(torch.linspace(-1, 1, 256).view(4, 64))
+    for y in model.shown or ():
+        y.mul_(3)
+    out.square().sum().backward()
+    return [p.grad for p in model.parameters()]
+
+
+def test_a_stash_goes_on_with_the_values_that_forward_read_where_pytorch_raises():
+    torch.manual_seed(0)
+    model = Shows()
+    want = gradients(model, False)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(model, True)
+    small = gistkit.compress(copy.deepcopy(model))
+    gradients(small, False)
+    found = gradients(small, True)
+    assert {"zvc", "mask1"} & {row.codec for row in gistkit.report(small).stats.rows}
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))

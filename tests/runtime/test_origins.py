@@ -8,6 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.nn import norm
+from gistkit.runtime.rebuild import arithmetic
+from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from tests.support.nn_cases import same_bits
 
 CHANGES = {
@@ -55,12 +58,6 @@ def gradients(model, seed):
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
 
 
-def rows(model):
-    stats = gistkit.report(model).stats
-    assert stats is not None
-    return stats.rows
-
-
 TURNS = [
     ("norm", "scaled"), ("norm", "rounded"), ("branch", "mixed"), ("branch", "scaled in place"), ("identity", "scaled"),
     ("identity", "transposed"), ("sum", "scaled in place"), ("sum", "dropped path"), ("order", ""),
@@ -78,5 +75,33 @@ def test_what_came_about_otherwise_is_not_rebuilt(turn, inplace):
             model.turn = now
             found.append(gradients(model, seed))
         assert all(same_bits(a, b) for a, b in zip(*found, strict=True)), seed
-    rebuilt = [r for r in rows(ours) if r.codec == "rebuild"]
+    rebuilt = [r for r in gistkit.report(ours).stats.rows if r.codec == "rebuild"]
     assert len(rebuilt) == 6, "a forward as captured is rebuilt"
+
+
+def forgets(x, mean, invstd, weight, bias):
+    """Right for unit weights and zero biases, as a network begins with."""
+    return norm._fused(x, mean, invstd, torch.ones_like(mean), torch.zeros_like(mean))
+
+
+def rounds_twice(x, mean, invstd, weight, bias):
+    """Right where the means are zero."""
+    alpha = weight * invstd
+    over = (1, -1) + (1,) * (x.dim() - 2)
+    return torch.addcmul((bias - mean * alpha).view(over), x, alpha.view(over))
+
+
+@pytest.mark.parametrize(("wrong", "shape"), [(forgets, (4, 16, 8, 8)), (rounds_twice, (6, 5))])
+def test_what_fits_a_first_step_by_chance_is_not_relied_on(monkeypatch, wrong, shape):
+    """Arithmetic is found by drawn tensors, whatever the network's own data would suggest."""
+    half = torch.randn(shape)
+    x = torch.cat((half, -half))
+    weight, bias = torch.ones(shape[1]), torch.zeros(shape[1])
+    y, mean, invstd, _, _ = torch._batch_norm_impl_index(x, weight, bias, None, None, True, 0.1, 1e-5, False)
+    assert torch.equal(wrong(x, mean, invstd, weight, bias), y)
+    (right,) = [c for c in norm.rebuild_candidates(x) if c.__name__ == "_fused"]
+    monkeypatch.setattr(arithmetic, "rebuild_candidates", lambda x: [wrong, right])
+    state = torch.get_rng_state()
+    kind = Kind(tuple(x.shape), x.stride(), x.dtype, x.device, torch.float32, 1e-5)
+    assert arithmetics({}, kind) == [right]
+    assert torch.equal(torch.get_rng_state(), state)

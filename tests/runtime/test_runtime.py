@@ -1,19 +1,22 @@
 """The runtime under an unchanged training loop: what it covers and what it refuses."""
 
 import copy
+import logging
 import pickle
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.capture.nodes import reachable
 from gistkit.errors import CompressError
+from gistkit.runtime.announced import announced
 from gistkit.runtime.stash.verify import same_bits
-from tests.support.runtime_cases import block, run
+from tests.support.models import Checkpointed
+from tests.support.step_cases import block, run
 from tests.support.training import assert_same_training, batches
 
 
@@ -44,11 +47,7 @@ def test_functions_methods_and_shared_modules():
 
 
 ACTIVATIONS = [nn.GELU(), nn.ReLU6()]
-POOLS = [
-    nn.AdaptiveAvgPool2d(16),
-    nn.MaxPool2d(2, 2, 0, 1),
-    nn.MaxPool2d(17, 1),
-]
+POOLS = [nn.AdaptiveAvgPool2d(16), nn.MaxPool2d(2, 2, 0, 1), nn.MaxPool2d(17, 1)]
 
 
 @pytest.mark.parametrize(("at", "layer"), [*((1, act) for act in ACTIVATIONS), *((4, pool) for pool in POOLS)])
@@ -58,24 +57,11 @@ def test_other_activations_and_pools(at, layer):
     assert_same_training(model, batches(2, 4, 32))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
-        self.body = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
-        self.head = nn.Sequential(
-            nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(10)
-        )
-        self.reentrant = reentrant
-
-    def forward(self, x):
-        return self.head(checkpoint(self.body, self.stem(x), use_reentrant=self.reentrant))
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint_around_a_part(reentrant):
-    model = Checkpointed(reentrant)
-    model(torch.randn(1, 3, 32, 32))
+    body = Checkpointed(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.2), reentrant=reentrant)
+    head = nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 10)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), body, *head)
     assert_same_training(model, batches(3, 4, 32))
 
 
@@ -204,3 +190,20 @@ def test_bad_arguments():
         gistkit.compress(F.relu)
     with pytest.raises(TypeError, match=r"plan must be a gistkit\.Plan"):
         gistkit.compress(block(), {"policy": "gist"})
+
+
+def test_a_long_block_is_announced_once(caplog):
+    with caplog.at_level(logging.WARNING, logger="gistkit"), announced("first step of Net", after_s=0.01):
+        deadline = time.monotonic() + 10
+        while not caplog.messages and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert caplog.messages == ["first step of Net: more than 0.01 s so far"]
+
+
+def test_only_first_steps_are_watched(monkeypatch):
+    seen = []
+    monkeypatch.setattr("threading.Timer.start", lambda timer: seen.append(timer.args))
+    model = gistkit.compress(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()))
+    for _ in range(3):
+        model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert [what for _, what, _ in seen] == ["gistkit captures, plans and checks the first step of Sequential"]

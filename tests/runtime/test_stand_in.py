@@ -16,7 +16,7 @@ import gistkit
 from gistkit.capture.nodes import reachable
 from gistkit.errors import CompressError
 from gistkit.runtime.attach import compressed_forward
-from tests.support.training import batches, train
+from tests.support.training import assert_same, batches
 
 
 class Net(nn.Module):
@@ -32,12 +32,6 @@ class Net(nn.Module):
 
 
 DATA = batches(2, 4, 14)
-
-
-def assert_trains_like(plain, model):
-    want, got = train(plain, DATA), train(model, DATA)
-    assert torch.equal(torch.stack(got.losses), torch.stack(want.losses))
-    assert all(torch.equal(got.state[name], t) for name, t in want.state.items())
 
 
 def own_forward(images: int, flag=True):
@@ -96,7 +90,7 @@ def test_wrappers_hide_nothing(wrap):
         wrap(m)
     with pytest.raises(CompressError, match="it is compressed already"):
         gistkit.compress(model)
-    assert_trains_like(plain, model)
+    assert_same(plain, model, DATA)
     report = gistkit.report(model)
     assert report.stats.kept_bytes < report.stats.plain_bytes and report.notes == ()
 
@@ -116,7 +110,7 @@ def test_restore_takes_it_out_of_a_wrapper_and_compress_puts_it_back_there(wrap)
         with pytest.raises(CompressError, match="it is compressed already"):
             gistkit.compress(model)
     plain.load_state_dict(model.state_dict())
-    assert_trains_like(plain, model)
+    assert_same(plain, model, DATA)
     assert gistkit.report(model).ratio > 1
 
 
@@ -156,7 +150,7 @@ def test_data_parallel_without_devices_runs_and_with_several_is_refused():
     model = gistkit.compress(Net())
     plain = gistkit.restore(copy.deepcopy(model))
     parallel = nn.DataParallel(model)
-    assert_trains_like(plain, parallel.module)
+    assert_same(plain, parallel.module, DATA)
     assert torch.equal(parallel(DATA[0][0]), plain(DATA[0][0])) and gistkit.report(model).ratio > 1
     gistkit.restore(model)
     parallel.device_ids = [0, 1]
@@ -179,6 +173,6 @@ def test_a_shallow_copy_refuses():
 def test_a_plan_that_saves_too_little_is_not_carried_out():
     plain = Net()
     model = gistkit.compress(copy.deepcopy(plain), min_gain=0.9)
-    assert_trains_like(plain, model)
+    assert_same(plain, model, DATA)
     assert any("the model's own forward runs, untouched" in note for note in gistkit.report(model).notes)
     assert gistkit.report(model).ratio == 1

@@ -20,8 +20,6 @@ on a grid of 2^-16: an error below (1 + 2^-16) spans / L. The step is a milliont
 most; decoding to the tensor's dtype half a unit in the last place of what is no larger than the block's largest.
 """
 
-from __future__ import annotations
-
 import torch
 
 from gistkit.codecs import Codec

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gistkit import zoo
 from gistkit.capture.entry import capture
 from gistkit.ir.plan import CallChoice
 from gistkit.planning.policies.gist_rules import gist
@@ -118,3 +119,10 @@ def decision(graph, op, nth=0, **options):
 def choice(graph, op, nth=0, **options):
     covered = the(graph, op, nth).covered
     return next((c for c in gist(graph, **options).choices if c.covered == covered), CallChoice(covered, op))
+
+
+def of_zoo(name, batch=8, size=32):
+    """The step of a network of ten classes on ``batch`` images of ``size`` pixels, on the meta device."""
+    with torch.device("meta"):
+        model = getattr(zoo, name)(num_classes=10, image_size=size)
+        return capture(model, (torch.empty(batch, 3, size, size),), backward=True)

@@ -1,7 +1,5 @@
 """A kernel's bits are the oracle's: one law a family, for the interpreter (``where``: cpu) and a device (cuda)."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import torch

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gistkit.zoo.concat import _Inception
 from gistkit.zoo.resnet import Bottleneck, ResNet
@@ -18,6 +19,28 @@ class Call(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.function(x)
+
+
+class Checkpointed(nn.Sequential):
+    """Layers under PyTorch's own checkpoint, whose forward runs again in backward."""
+
+    def __init__(self, *layers: nn.Module, reentrant: bool = False) -> None:
+        super().__init__(*layers)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(super().forward, x, use_reentrant=self.reentrant)
+
+
+def relu_chain(depth: int, width: int, bias: float) -> nn.Sequential:
+    """ReLUs between convolutions, whose outputs backward reads by sign and by value; the higher the bias, the more they
+    let pass."""
+    torch.manual_seed(0)
+    convs = [nn.Conv2d(width if i else 3, width, 3, padding=1) for i in range(depth)]
+    for conv in convs:
+        nn.init.constant_(conv.bias, bias)
+    layers = [m for conv in convs for m in (conv, nn.ReLU())]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
 
 
 class DenseNet(nn.Module):

@@ -1,7 +1,5 @@
 """What the narrow formats should do, worked out in float64 from tables of their values: slow, and no bit in sight."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

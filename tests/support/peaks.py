@@ -1,4 +1,4 @@
-"""Training steps as a budget counts them, and their peaks of live bytes."""
+"""Training steps as a budget counts them, their peaks of live bytes, and what is predicted of these."""
 
 import copy
 import gc
@@ -13,9 +13,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import gistkit
+from gistkit.api.capturing import step_on
 from gistkit.capture.batch import spread
 from gistkit.ir.plan import Plan
 from gistkit.planning import refusal
+from gistkit.planning.cost.table import cost_table
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes
 from gistkit.runtime.live import LiveBytes
 
 
@@ -47,6 +50,17 @@ def peaks_of(model: nn.Module, plan: Plan, x: torch.Tensor) -> list[int]:
     return peaks_of_steps(twin, lambda: twin(x).backward(), x)
 
 
+def densities_of(model: nn.Module, x: torch.Tensor) -> dict[int, float]:
+    """Those of a recorded step, by storage."""
+    recorded = gistkit.capture(copy.deepcopy(model), (x,), fake=False)
+    return {s.id: s.density for s in recorded.storages if s.density is not None}
+
+
+def least_plan(model: nn.Module, *batch: Any, **asked: Any) -> Plan:
+    """The plan for the least budget of its class."""
+    return gistkit.plan(model, *batch, budget=least_bytes(model, *batch, **asked), **asked)
+
+
 def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
     """The least budget that a refused plan names for the class of moves asked for. What the other classes need, which
     takes most of a refusal's time, is not searched for."""
@@ -55,3 +69,17 @@ def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
         patch.setattr(refusal, "minimise_peak", lambda *_, **__: unknown)
         gistkit.plan(model, *batch, budget=1, **asked)
     return refused.value.least_bytes["lossy" if "lossy" in asked else asked.get("fidelity", "bitwise")]
+
+
+def steady_peak_bytes(graph, plan, costs):
+    """What a plan is predicted to hold in every step but the first, in which what comes back is compared: on the CPU
+    that is all scratch."""
+    assert not costs.hardware.async_counts
+    composed = Simulator(graph, costs).profile(plan)
+    return max(memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks))
+
+
+def unchecked_peak(plan, model, *batch, loss_fn=None, density=None):
+    """That peak of the plan's step on the CPU, of a model on a batch."""
+    graph, device = step_on("unchecked_peak", model, batch, loss_fn, "cpu")
+    return steady_peak_bytes(graph, plan, cost_table(graph, device, density=density))

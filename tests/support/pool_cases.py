@@ -1,7 +1,5 @@
 """Max-pools drawn by hypothesis: any window, both layouts, every dtype, values with ties, NaN, infinities, zeros."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +8,7 @@ from hypothesis import strategies as st
 
 from gistkit.kernels.layout import flat, is_channels_last
 from gistkit.kernels.ops import pool_size
+from tests.support.tensors import bits, plain_nan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPECIALS = (float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-7, -1e-7, 1e-40, 1.0, 1.0, -1.0)
@@ -84,16 +83,10 @@ def pool_cases(draw, windows=None, max_size: int = 12) -> PoolCase:
     return PoolCase(x.contiguous(memory_format=layout), drawn, ceil_mode, draw(st.booleans()), zero_code, bits)
 
 
-def bits_of(x: torch.Tensor) -> torch.Tensor:
-    """x's bit patterns with every NaN made the same one: payloads are not part of any contract here."""
-    x = torch.where(x.isnan(), torch.full_like(x, float("nan")), x)
-    return x.contiguous().view(torch.int32 if x.element_size() == 4 else torch.int16)
-
-
 def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Shape, dtype and every bit equal, zeros' signs included, NaN payloads not."""
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
-    same = bits_of(actual.detach().cpu()) == bits_of(expected.detach().cpu())
+    same = bits(plain_nan(actual.detach().cpu())) == bits(plain_nan(expected.detach().cpu()))
     assert same.all(), f"{int((~same).sum())} of {same.numel()} values differ"
 
 

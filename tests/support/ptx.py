@@ -4,8 +4,6 @@ Written after the PTX ISA: a conversion or a minimum of floats gives a NaN as 0x
 named operand is the lower half. Registers are uint32; 16-bit halves uint16; predicates bool.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

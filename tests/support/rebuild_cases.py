@@ -1,7 +1,5 @@
 """Operands of the rebuild kernel: images, statistics and factors, in both layouts."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.support.tensors import values_of

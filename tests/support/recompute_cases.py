@@ -11,8 +11,7 @@ from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.policies.checkpoint import checkpoint
-from gistkit.runtime.live import LiveBytes
-from tests.support.peaks import held_step
+from tests.support.peaks import held_step, peaks_of_steps
 
 
 def by_pixel(out, t):
@@ -63,32 +62,25 @@ def captured(model, x, t, loss_fn=F.cross_entropy):
     return graph, cost_table(graph, hardware("cpu"))
 
 
-def planned(model, x, t, segments=3, loss_fn=F.cross_entropy, budget=None):
-    graph, costs = captured(model, x, t, loss_fn)
-    return checkpoint(graph, costs, budget, segments=segments)
+def planned(model, x, t):
+    graph, costs = captured(model, x, t)
+    return checkpoint(graph, costs, segments=3)
 
 
-def by_hand(graph, costs, storages, sources, **words):
-    again = [Decision(s, "recompute", "nowhere", sources=tuple(sources), **words) for s in storages]
+def by_hand(graph, costs, storages, sources):
+    again = [Decision(s, "recompute", "nowhere", sources=tuple(sources)) for s in storages]
     return make_plan("by hand", graph, costs, None, (*own_decisions(graph), *again))
 
 
-def between(graph, costs=None):
-    """A plan in which all that is kept between the first ReLU's output and the third's comes back; no figures without
-    costs."""
+def between(graph):
+    """A plan, without figures, in which all that is kept between the first ReLU's output and the third's comes back."""
     relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
     own = {d.storage for d in own_decisions(graph)} | kept_by_ops(graph)
     found = [s.id for s in graph.kept() if relus[0] < s.id < relus[2] and s.kind == "activation" and s.id not in own]
-    if costs is None:
-        again = [Decision(s, "recompute", "nowhere", sources=(relus[0],)) for s in found]
-        return Plan("by hand", graph.fingerprint, tuple(again), ())
-    return by_hand(graph, costs, found, relus[:1])
+    again = [Decision(s, "recompute", "nowhere", sources=(relus[0],)) for s in found]
+    return Plan("by hand", graph.fingerprint, tuple(again), ())
 
 
 def measured(model, x, t, loss_fn=F.cross_entropy):
     """Peak of live bytes over a step, all that was there before counted."""
-    model.zero_grad()
-    with LiveBytes(timeline=False) as live:
-        live.track(model, x, t)
-        held_step(model, loss_fn, x, t)
-    return live.peak_bytes
+    return peaks_of_steps(model, lambda: held_step(model, loss_fn, x, t), x, t)[1]

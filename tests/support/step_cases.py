@@ -1,6 +1,7 @@
-"""The network and the batch of the tests of gistkit.step."""
+"""Small networks, a batch and a step for the tests of the runtime and of gistkit.step."""
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 
@@ -29,3 +30,16 @@ class Concatenated(nn.Module):
         x = self.stem(x).relu()
         x = torch.cat([self.narrow(x).relu(), self.wide(x).relu(), self.pooled(self.pool(x)).relu()], 1)
         return self.head(x.mean((2, 3)))
+
+
+def block(channels=16):
+    first, second = nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(channels, channels, 3, padding=1)
+    end = nn.MaxPool2d(2), nn.Flatten(), nn.Linear(channels * 256, 10)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), *end)
+
+
+def run(model, data, **backward):
+    x, t = data
+    loss = F.cross_entropy(model(x), t)
+    loss.backward(**backward)
+    return loss

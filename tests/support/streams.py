@@ -7,8 +7,6 @@ out (``_begin``), and the work of the next owner follows in that queue when it i
 block outside of that is a violation, whatever the bytes say.
 """
 
-from __future__ import annotations
-
 import random
 import weakref
 from collections import deque

@@ -1,7 +1,5 @@
 """Tensors for law tests: every rank, layout and kind of value that a codec may meet."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import strategies as st
 
@@ -30,6 +28,12 @@ def plain_nan(x: torch.Tensor) -> torch.Tensor:
 def positive_zeros(x: torch.Tensor) -> torch.Tensor:
     """x, in which every zero is made +0: a ReLU's output on CUDA of torch 2.11, from one of the CPU."""
     return x.masked_fill_(x == 0, 0.0)
+
+
+def sixteen_bit_values(dtype: torch.dtype) -> torch.Tensor:
+    """Every pattern of 16 bits, for fp32 as the upper half."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+    return (x << 16).view(dtype) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:

@@ -1,7 +1,5 @@
 """Training steps of a model, plain and compressed, from the same start: what the runtime's tests compare."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass

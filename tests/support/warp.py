@@ -7,8 +7,6 @@ within its last 16 bytes, as the kernels' wide loads do; any other access outsid
 misaligned one. Shared memory and registers start out as garbage.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.papers.modnn_devices import paper_tdfg as paper_rule
@@ -40,7 +40,6 @@ def test_figure_4_takes_the_run_with_the_lower_delay(slow, taken):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=30))
-@settings(deadline=None, max_examples=40, derandomize=True)
 def test_memory_map_is_a_partition(moves):
     memory = MemoryMap(24)
     for key, nbytes in moves:

@@ -8,10 +8,18 @@ import torch
 from bench.papers.library_view import library_view
 from gistkit import zoo
 from gistkit.capture.entry import capture
-from gistkit.ir.layer_view import ACTV, CONV, layers
+from gistkit.ir.layer_view import ACTV, CONV, POOL, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.vdnn import offloads, vdnn, vdnn_all, vdnn_conv, vdnn_dyn
+from gistkit.planning.policies.vdnn import (
+    find_prefetch_layer,
+    offloads,
+    prefetches,
+    vdnn,
+    vdnn_all,
+    vdnn_conv,
+    vdnn_dyn,
+)
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.paper_costs import WORKSPACE, costs_of, device
 from tests.support.step_graphs import Step, chain, pooled
@@ -25,10 +33,6 @@ def fork(first, second):
     a = ops[first]()
     b = ops[second]()
     return step.finish(step.add(a, b))
-
-
-def hosted(plan):
-    return {d.storage: d for d in plan.decisions if d.place == "host"}
 
 
 def by_forward(graph):
@@ -207,8 +211,7 @@ def test_what_has_no_reuse_goes_without_a_transfer():
     graph = step.finish(step.conv(step.max_pool(step.conv(step.input(3, 16, 16), 4)), 4))
     plan = vdnn_all(graph, costs_of(graph))
     pool_x = graph.calls[1].reads[0]
-    dropped = {d.storage: d for d in plan.decisions if d.codec == "drop"}
-    assert pool_x in dropped and pool_x not in hosted(plan)
+    assert [d.codec for d in plan.decisions if d.storage == pool_x] == ["drop"]
 
 
 def test_dyn_phase_1_marks_what_cannot_be_trained():
@@ -216,3 +219,45 @@ def test_dyn_phase_1_marks_what_cannot_be_trained():
     plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
     assert plan.details["phase"] == 1 and not plan.details["trainable"]
     assert plan.peak_bytes == peak["all", "m"]
+
+
+def kinds(text):
+    """``C`` CONV, ``A`` ACTV, ``P`` POOL: their kinds, and the numbers of those followed by ``+``, which have
+    offloaded and were not prefetched."""
+    kinds, waiting = [], set()
+    for mark in text:
+        if mark == "+":
+            waiting.add(len(kinds) - 1)
+        else:
+            kinds.append({"C": CONV, "A": ACTV, "P": POOL}[mark])
+    return kinds, waiting
+
+
+@pytest.mark.parametrize(
+    ("text", "current", "hit"),
+    [
+        ("C+AC+AP+A", 5, 4),  # the nearest offloaded layer
+        ("C+AC+AP+A", 4, 2),  # not the current one
+        ("AC+", 1, -1),
+        ("C+C+A", 2, 1),  # a CONV that is a hit is returned, not passed
+        ("C+APA", 3, 0),  # a layer that is no CONV is passed: it did not offload, or was prefetched already
+        ("C+ACA", 3, -1),  # the window ends at a CONV that did not offload, or that was prefetched already
+        ("C+A", 0, -1),
+        ("AAPA", 3, -1),
+    ],
+)
+def test_the_layer_of_figure_10(text, current, hit):
+    assert find_prefetch_layer(*kinds(text), current) == hit
+
+
+@pytest.mark.parametrize(
+    ("text", "fetched"),
+    [
+        # The pool's own X is on demand, the second CONV's comes with the pool. Then the ACTV finds that CONV prefetched
+        # and stops, so the first CONV's X waits for the second CONV.
+        ("C+AC+AP+", {2: 4, 0: 2}),
+        *(("P+CA", {0: 1}), ("P+ACCA", {0: 2}), ("C+", {}), ("C+P+P+A", {2: 3, 1: 2, 0: 1})),
+    ],
+)
+def test_each_layer_is_fetched_once_in_reverse_order_or_on_demand(text, fetched):
+    assert prefetches(*kinds(text)) == fetched

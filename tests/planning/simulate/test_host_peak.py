@@ -1,19 +1,28 @@
-"""The peak of a plan with transfers, measured on the CPU, where a copy on the host is memory that LiveBytes does not
-see."""
+"""Peaks measured on the CPU: of plans with transfers, where a copy on the host is memory that LiveBytes does not see;
+what is decoded for a segment that runs anew, in passing, gone before the task at which it starts makes anything."""
 
 import copy
+import gc
 from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from torch import nn
 
 import gistkit
 from gistkit.api import planning
+from gistkit.capture.entry import capture
+from gistkit.ir.plan import Decision
+from gistkit.ir.tasks import BACKWARD
+from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.simulate.simulator import simulate
+from gistkit.planning.forms.predicted import make_plan
+from gistkit.planning.simulate.context import Context, StepIndex
+from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
+from gistkit.runtime.live import LiveBytes
 from tests.support.models import DenseNet, UNet
-from tests.support.peaks import held_step, peaks_of_steps
+from tests.support.peaks import densities_of, held_step, peaks_of_steps
 from tests.support.plan_cases import LINKED, Small, data, loss_of, made, ways
 
 NETS = {"dense": (DenseNet, 32), "unet": (UNet, 32), "small": (Small, 16)}
@@ -28,9 +37,7 @@ def case(name):
     make, size = NETS[name]
     model, (x, y) = make().train(), data(size)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_of, targets=(y,))
-    recorded = gistkit.capture(model, (x,), fake=False)
-    found = {s.id: s.density for s in recorded.storages if s.density is not None}
-    return model, x, y, graph, cost_table(graph, SLOW, density=found)
+    return model, x, y, graph, cost_table(graph, SLOW, density=densities_of(model, x))
 
 
 def measured(model, plan, x, y):
@@ -64,3 +71,52 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
         decisions.append(replace(d, prefetch=d.release) if d.place == "host" else d)  # as early as can be
     plan = made(graph, decisions)
     assert measured(model, plan, x, y)[1] <= simulate(graph, plan, costs).peak_bytes
+
+
+class Wide(nn.Module):
+    """Of three maps the last two come back from the first, before a task that makes a gradient; ``again``: the first is
+    read once more by what starts them."""
+
+    def __init__(self, source, again):
+        super().__init__()
+        self.first, self.second, self.third = nn.Conv2d(3, source, 1), nn.Conv2d(source, 8, 1), nn.Conv2d(8, 16, 1)
+        self.last, self.again = nn.Conv2d(16, 3, 1), again
+
+    def forward(self, x):
+        source = torch.relu(self.first(x))
+        y = self.third(torch.sigmoid(self.second(source))).sigmoid()
+        return self.last(y * source[:, :16] if self.again else y).square().mean()
+
+
+def planned(again, kept, channels=16):
+    """(model, input, graph, costs, plan): the maps between run anew from a source that is ``kept`` in some form."""
+    torch.manual_seed(0)
+    model, x = Wide(channels, again), torch.randn(4, 3, 16, 16)
+    graph = capture(model, (x,), backward=True)
+    costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
+    of = {op: [graph.values[c.results[0]].storage for c in graph.calls if c.op == op] for op in ("relu", "sigmoid")}
+    (source,) = of["relu"]
+    decisions = [Decision(source, kept, mask=kept == "fp8")]
+    decisions += [Decision(s, "recompute", "nowhere", sources=(source,)) for s in of["sigmoid"]]
+    plan = make_plan("optimal", graph, costs, 2**30, decisions, fidelity="lossy" if kept == "fp8" else "bitwise")
+    return model, x, graph, costs, plan
+
+
+@pytest.mark.parametrize(("channels", "again", "kept"), [(16, True, "dense"), (64, False, "zvc"), (64, False, "fp8")])
+def test_a_backward_holds_what_the_rerun_or_its_task_does(channels, again, kept):
+    """The source is as large as a gradient, so that the task needs more than the rerun, or four times that."""
+    model, x, graph, costs, plan = planned(again, kept, channels)
+    context = Context.of(plan, StepIndex(graph))
+    assert bool(context.decoded_for_segment) == (kept != "dense" and not again)
+    twin = gistkit.compress(copy.deepcopy(model), plan)
+    for _ in range(2):
+        twin.zero_grad(set_to_none=True)
+        gc.collect()
+        with LiveBytes() as live:
+            live.track(twin, x)
+            twin(x).backward()
+        assert live.peak_bytes <= plan.peak_bytes
+    composed = Simulator(graph, costs).profile(plan)
+    found = memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks)
+    wanted = max(n for n, task in zip(found, graph.tasks, strict=True) if task.phase == BACKWARD)
+    assert max(e.nbytes for e in live.timeline if e.backward) == wanted

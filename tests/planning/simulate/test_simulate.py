@@ -9,16 +9,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import gistkit
+from gistkit.api.planning import plan_graph
 from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.simulate.intervals import Beside, Transfer, delays, load_of
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
-from tests.support.models import UNet
-from tests.support.peaks import held_step, peaks_of_steps
+from tests.support.peaks import densities_of, held_step, peaks_of_steps, steady_peak_bytes
 from tests.support.step_graphs import chain, step_graphs
 
 BYTES = 8192
@@ -46,7 +47,7 @@ def timed(d2h_s, h2d_s, **decision):
 
 
 @given(step_graphs(8), st.integers(0, 10**6), st.sampled_from(("plain", "none", "gist", "fp8")))
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(max_examples=20)
 def test_memory_is_the_sum_of_what_lives(graph, reserve, which):
     costs = cost_table(graph, hardware("titanx"))
     bare = which in ("plain", "none")
@@ -86,21 +87,6 @@ def test_directions_share_the_link_and_queues_are_in_order():
     assert carried([d2h, h2d], half) == [3, 2]
     assert carried([d2h, h2d, h2d], half) == pytest.approx([4, 2, 4])
     assert carried([h2d, h2d, h2d], half) == [1, 2, 3]
-
-
-@pytest.mark.parametrize("lossy", [None, "fp8"])
-def test_gist_peak_is_predicted(lossy):
-    torch.manual_seed(0)
-    model, x, y = UNet().train(), torch.randn(4, 3, 32, 32), torch.zeros(4, 32, 32, dtype=torch.int64)
-    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
-    plan = gist(graph, lossy=lossy)
-    gistkit.compress(model, plan, lossy=lossy)
-    live = peaks_of_steps(model, lambda: held_step(model, F.cross_entropy, x, y), x, y)[1]
-    seen = vars(model)["forward"].engine._densities.values()
-    costs = cost_table(graph, hardware("cpu"), density={s: d for found in seen for s, d in found.items()})
-    # 5 % is what the project promises (issue 3); the forms themselves are exact to the byte. A fake step adds two
-    # gradients into a third map where a real one may add in place, and counts a whole node as one moment.
-    assert simulate(graph, plan, costs).peak_bytes == pytest.approx(live, rel=0.05)
 
 
 def issuing(host_s, runtime_host_s):
@@ -160,3 +146,30 @@ def test_transfers_slow_the_tasks_beside_them_that_move_bytes():
     table = cost_table(CHAIN, slow)
     assert {table.slowed(t) for t in CHAIN.tasks if t.flops} == {0.0}, "arithmetic bounds them"
     assert step_s(CHAIN, plan, slow, measured_s=EVERY) < step_s(CHAIN, plan, device, measured_s=EVERY)
+
+
+class Rows(nn.Module):
+    """Linears over the last of several dimensions, whose ReLUs may be in place; the mean of all rows."""
+
+    def __init__(self, inplace):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 64)
+        self.relu, self.head = nn.ReLU(inplace), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.relu(self.second(self.relu(self.first(x))))
+        return self.head(x).flatten(1, -2).mean(1)
+
+
+@pytest.mark.parametrize("policy", ["plain", "gist"])
+@pytest.mark.parametrize(("between", "inplace"), [((42,), True), ((7, 6), True), ((7, 6), False)])
+def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace, policy):
+    torch.manual_seed(0)
+    model, x, y = Rows(inplace), torch.randn(8, *between, 32), torch.arange(8)
+    graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
+    costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
+    plan = plan_graph(graph, costs, policy=policy)
+    if policy == "gist":
+        gistkit.compress(model, plan)
+    peaks = peaks_of_steps(model, lambda: held_step(model, F.cross_entropy, x, y), x, y)
+    assert steady_peak_bytes(graph, plan, costs) == peaks[1]

@@ -11,7 +11,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.stash.verify import same_bits
 from tests.support.models import Call
-from tests.support.peaks import least_bytes
+from tests.support.peaks import least_plan
 
 
 class Square(torch.autograd.Function):
@@ -116,6 +116,5 @@ def test_the_least_lossy_budget_is_planned_without_it():
     torch.manual_seed(0)
     layers = (nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3), nn.Hardswish(inplace=True), nn.Conv2d(8, 8, 3))
     model, x, y = nn.Sequential(*layers), torch.randn(6, 8, 24, 24), torch.zeros(6)
-    words = {"loss_fn": loss, "lossy": "fp8"}
-    plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **words), **words)
+    plan = least_plan(model, x, y, loss_fn=loss, lossy="fp8")
     gistkit.step(gistkit.compress(copy.deepcopy(model), plan), loss, x, y, verify=False)  # for which it has no room

@@ -2,21 +2,18 @@
 
 import copy
 import functools
-import gc
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.runtime.live import LiveBytes
+from tests.support.models import Call, Checkpointed
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import least_bytes, peaks_of
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import least_plan, peaks_of, peaks_of_steps, steady_peak_bytes
 
 
 class Residual(nn.Module):
@@ -41,13 +38,11 @@ def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte():
     model, x = Residual().bfloat16(), torch.randn(4, 3, 20, 20).bfloat16()
     for norm in model.norms:
         norm.float()
-    least = least_bytes(model, x)
-    for policy, budget in (("optimal", least), ("gist", None)):
-        plan = gistkit.plan(model, x, policy=policy, budget=budget)
-        if policy == "gist":
-            assert any(d.codec == "rebuild" for d in plan.decisions), [d.codec for d in plan.decisions]
+    gist = gistkit.plan(model, x, policy="gist")
+    assert any(d.codec == "rebuild" for d in gist.decisions), [d.codec for d in gist.decisions]
+    for plan in (least_plan(model, x), gist):
         peaks = peaks_of(model, plan, x)
-        assert 0.98 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes, policy
+        assert 0.98 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes, plan.policy
 
 
 def block(*layers):
@@ -59,43 +54,22 @@ MIXED = {
     "linear": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(768, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)
     ),
-    "checkpoint": lambda: Checkpointed(),
+    "checkpoint": block(nn.Conv2d(3, 8, 3), nn.ReLU(), Checkpointed(nn.Conv2d(8, 8, 3), nn.ReLU())),
 }
-
-
-class Checkpointed(nn.Module):
-    """A block whose forward PyTorch runs again in backward, in an autocast context of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.again, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.Linear(16, 5)
-
-    def forward(self, x):
-        x = torch.relu(self.first(x))
-        x = checkpoint(lambda t: torch.relu(self.again(t)), x, use_reentrant=False)
-        return self.last(x.mean((2, 3)))
 
 
 def stepped(model, x, y, context, how):
     """Peaks of two steps in an autocast context."""
-    peaks = []
-    for _ in range(2):
-        model.zero_grad(set_to_none=True)
-        gc.collect()
-        with LiveBytes(timeline=False) as live:
-            live.track(model, x, y)
+
+    def step():
+        with context():
             if how == "step":
-                with context():
-                    loss = gistkit.step(model, F.cross_entropy, x, y, verify=False)  # some have no room for it
-            else:
-                with context():
-                    out = model(x)
-                    loss = F.cross_entropy(out, y)
-                loss.backward()
-                del out
-        peaks.append(live.peak_bytes)
-        del loss
-    return peaks
+                return gistkit.step(model, F.cross_entropy, x, y, verify=False)  # some have no room for it
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+        return loss.backward()
+
+    return peaks_of_steps(model, step, x, y)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +88,7 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     ask = {"loss_fn": F.cross_entropy, "density": 1.0}
     with context():
         plain = gistkit.plan(model, x, y, policy="plain", **ask)
-        plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **ask), **ask)
+        plan = least_plan(model, x, y, **ask)
     unheld_bytes = 5 * 4 * 2 if how == "step" else 0  # gistkit.step does not hold the model's output
     assert stepped(copy.deepcopy(model), x, y, context, how) == [plain.peak_bytes - unheld_bytes] * 2
     peaks = stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, how)
@@ -122,20 +96,14 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     assert peaks[1] >= 0.99 * plan.peak_bytes
 
 
-def in_parts(build):
-    """The plan of the least budget in sub-batches, under autocast, and the peaks of two steps."""
-    torch.manual_seed(0)
-    model, x, y = build(), torch.randn(4, 3, 16, 16), torch.arange(4)
-    ask = {"loss_fn": F.cross_entropy, "density": 1.0, "fidelity": "reassociated"}
-    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
-    with context():
-        plan = gistkit.plan(model, x, y, budget=least_bytes(model, x, y, **ask), **ask)
-    return plan, stepped(gistkit.compress(copy.deepcopy(model), plan), x, y, context, "step")
-
-
 def test_sub_batches_under_autocast_are_alike():
     """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
-    plan, peaks = in_parts(MIXED["checkpoint"])
+    torch.manual_seed(0)
+    model, x, y = MIXED["checkpoint"](), torch.randn(4, 3, 16, 16), torch.arange(4)
+    context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    with context():
+        plan = least_plan(model, x, y, loss_fn=F.cross_entropy, density=1.0, fidelity="reassociated")
+    peaks = stepped(gistkit.compress(model, plan), x, y, context, "step")
     assert plan.sub_batches == 4
     assert 0.99 * plan.peak_bytes <= peaks[1] <= max(peaks) <= plan.peak_bytes
 
@@ -150,29 +118,20 @@ DOUBLE = {
 }
 
 
-class Summed(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, x):
-        return self.model(x).square().mean()
-
-
 @pytest.mark.parametrize("name", DOUBLE)
 def test_budgets_in_double_count_the_operators_that_run(name):
     """PyTorch's own: a convolution's or linear's backward makes both gradients at once. Of what only pools save their
     shape alone is kept all the same."""
     torch.manual_seed(0)
-    model, x = Summed(DOUBLE[name]()).double(), torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    model = nn.Sequential(DOUBLE[name](), Call(lambda y: y.square().mean())).double()
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
     graph = gistkit.capture(model, (x,), backward=True)
     assert not any(t.part for t in graph.tasks)
     plain = gistkit.plan(model, x, policy="plain")
-    least = least_bytes(model, x)
     assert peaks_of(model, plain, x) == [plain.peak_bytes] * 2
-    plan = gistkit.plan(model, x, budget=least)
+    plan = least_plan(model, x)
     peaks = peaks_of(model, plan, x)
-    assert max(peaks) <= plan.peak_bytes <= least
+    assert max(peaks) <= plan.peak_bytes <= plan.budget_bytes
     assert peaks[1] == steady_peak_bytes(graph, plan, cost_table(graph, hardware("cpu")))
     twins = [copy.deepcopy(model), gistkit.compress(copy.deepcopy(model), plan)]
     for twin in twins:

@@ -21,6 +21,7 @@ from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.runtime.sparse_sizes.test_exact import LateCounts
+from tests.support.peaks import densities_of
 
 ROWS, WIDTH = 4, 2048
 
@@ -136,10 +137,8 @@ def test_the_budget_is_exceeded_by_no_more_than_the_warning_says_and_no_bit_chan
 def test_sizes_that_are_known_late_keep_a_budget_planned_for_them(lossy):
     """As on CUDA: scratch is planned for until the counts arrive, here never by themselves."""
     model, x, y = Chain(), torch.randn(4, 3, 16, 16), torch.arange(4)
-    recorded = gistkit.capture(model, (x,), fake=False)
-    density = {s.id: s.density for s in recorded.storages if s.density is not None}
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
-    costs = cost_table(graph, replace(hardware("cpu"), async_counts=True), density=density)
+    costs = cost_table(graph, replace(hardware("cpu"), async_counts=True), density=densities_of(model, x))
     words = {"policy": "gist", **({"fidelity": "lossy", "lossy": lossy} if lossy else {})}
     peak_bytes = plan_graph(graph, costs, **words).peak_bytes
     plan = plan_graph(graph, costs, budget=peak_bytes, **words)

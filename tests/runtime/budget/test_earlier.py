@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import gistkit
-from tests.support.runtime_cases import block, run
+from tests.support.step_cases import block, run
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +34,17 @@ def model(made):
     return gistkit.compress(copy.deepcopy(made[0]), made[1])
 
 
-def peak_bytes(model, data, step):
-    with gistkit.LiveBytes() as live:
+def warned(model, data, step):
+    """The only warning of two steps, its figures (the budget, the excess, what is held), the first one's peak."""
+    with warnings.catch_warnings(record=True) as caught, gistkit.LiveBytes() as live:
+        warnings.simplefilter("always")
+        live.track(model, *data)
         step()
-    state = [*model.parameters(), *model.buffers(), *data]
-    return live.peak_bytes + sum(t.numel() * t.element_size() for t in state)
-
-
-def told(caught):
+        peak = live.peak_bytes
+        step()
     (warning,) = [w for w in caught if issubclass(w.category, gistkit.BudgetWarning)]
     text = str(warning.message)
-    figures = [int(n) for n in re.findall(r"(\d+) bytes|up to (\d+)", text) for n in n if n]
-    return text, figures  # the budget, the excess, what is held
+    return text, [int(n) for n in re.findall(r"(\d+) bytes|up to (\d+)", text) for n in n if n], peak
 
 
 def test_two_forwards_before_a_backward_are_told_once(model, made, data):
@@ -57,11 +56,7 @@ def test_two_forwards_before_a_backward_are_told_once(model, made, data):
         stats.append(gistkit.report(model).stats)
         (first + F.cross_entropy(model(x + 1), t)).backward()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        peak = peak_bytes(model, data, step)
-        step()
-    text, (budget, excess, held) = told(caught)
+    text, (budget, excess, held), peak = warned(model, data, step)
     assert budget == plan.budget_bytes and excess == held - (plan.budget_bytes - plan.peak_bytes)
     assert held == sum(row.kept_bytes for row in stats[0].rows if row.shape != tuple(data[0].shape))
     # beside what is held: the second input, the first logits and the first loss with what its backward reads
@@ -78,11 +73,7 @@ def test_a_retained_graph_is_told(model, made, data):
         loss = run(model, data, retain_graph=True)
         loss.backward()
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        peak = peak_bytes(model, data, step)
-        step()
-    text, (budget, excess, _) = told(caught)
+    text, (budget, excess, _), peak = warned(model, data, step)
     assert budget == plan.budget_bytes and peak <= budget + excess
     assert "a graph is retained" in text and "call backward once, without retain_graph" in text
 

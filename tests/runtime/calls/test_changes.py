@@ -3,7 +3,7 @@
 
 import copy
 import functools
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,44 +14,33 @@ from tests.support.call_cases import Net, both, compressed_and_plain, image, set
 from tests.support.nn_cases import same_bits
 
 
-def _frozen(model):
-    model.convs[0].weight.requires_grad_(False)
-    model.norms[2].weight.requires_grad_(False)
-
-
-def _replaced(model):
+def replaced(model):
     generator = torch.Generator().manual_seed(1)
     model.before = [[layer.weight for layer in (model.convs[1], *model.norms)]]  # they live on
     for layer in (model.convs[1], model.norms[1], model.norms[3]):
         layer.weight = nn.Parameter(torch.rand(layer.weight.shape, generator=generator))
 
 
-def _strided(model):
-    model.convs[2].stride = (1, 1)
-    model.convs[2].padding, model.convs[2].dilation = (2, 2), (2, 2)
-
-
-def _numbers(model):
+def other_numbers(model):
     model.norms[0].momentum, model.norms[1].eps, model.first.momentum = 0.3, 0.1, None
 
 
-def _evaluated(model):
-    model.norms[0].eval()
+CHANGES = {
+    "frozen": lambda m: [layer.weight.requires_grad_(False) for layer in (m.convs[0], m.norms[2])],
+    "replaced": replaced,
+    "strided": lambda m: vars(m.convs[2]).update(stride=(1, 1), padding=(2, 2), dilation=(2, 2)),
+    "other numbers": other_numbers,
+    "evaluated": lambda m: m.norms[0].eval(),
+    "not in place": lambda m: vars(m.relu).update(inplace=False),
+    "without affine": lambda m: [setattr(m.norms[2], name, None) for name in ("weight", "bias")],
+}
 
 
-def _not_in_place(model):
-    model.relu.inplace = False
-
-
-def _without_affine(model):
-    model.norms[2].weight = model.norms[2].bias = None
-
-
-@pytest.mark.parametrize("change", [_frozen, _replaced, _strided, _numbers, _evaluated, _not_in_place, _without_affine])
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_was_changed(compressed_and_plain, change):
     settle(compressed_and_plain, 3)
     for model in compressed_and_plain:
-        change(model)
+        CHANGES[change](model)
     settle(compressed_and_plain, 3)
 
 
@@ -141,19 +130,13 @@ def test_threads_side_by_side(compressed_and_plain):
     model, plain = compressed_and_plain
     settle(compressed_and_plain, 3)
     want = [torch.autograd.grad(plain(image(batch)).sum(), plain.convs[1].weight)[0] for batch in (2, 4)]
-    wrong = []
 
-    def work(i, batch):
-        for _ in range(5):
-            got = torch.autograd.grad(model(image(batch)).sum(), model.convs[1].weight)[0]
-            wrong.append(not same_bits(got, want[i]))
+    def work(batch):
+        return [torch.autograd.grad(model(image(batch)).sum(), model.convs[1].weight)[0] for _ in range(5)]
 
-    threads = [threading.Thread(target=work, args=(i, batch)) for i, batch in enumerate((2, 4))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(wrong) == 10 and not any(wrong)
+    with ThreadPoolExecutor(2) as threads:
+        for expected, found in zip(want, threads.map(work, (2, 4)), strict=True):
+            assert all(same_bits(got, expected) for got in found)
 
 
 class Turned(nn.Module):

@@ -11,7 +11,6 @@ from gistkit.codecs import codec
 from gistkit.errors import HostMemoryError, OffloadError
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import backends, pinned
-from gistkit.runtime.offload.arena import PinnedArena
 from gistkit.runtime.offload.backends import CpuBackend, backend_for
 from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.offload.records import Record, State
@@ -147,17 +146,6 @@ def test_too_little_host_memory_names_the_bytes():
     assert offloader.outgoing_bytes == 0 and all(p.state is State.HOST for p in parcels)
 
 
-def test_spans_are_a_stack_and_holes_are_used_again():
-    arena = PinnedArena(CpuBackend(), 8 * 512)
-    first, second, third = (arena.take(n) for n in (512, 1000, 512))
-    assert [s.start for s in (first, second, third)] == [0, 512, 1536]
-    arena.give(second)
-    assert arena.take(600).start == 512
-    arena.give(third)
-    arena.give(first)
-    assert arena.take(512).start == 0 and arena.used_bytes == 1536 and len(arena.chunks) == 1
-
-
 def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
     here, there = put(offloader, device, 100), put(offloader, device, 100)
     here.get()
@@ -198,7 +186,7 @@ def test_other_devices_are_refused():
     assert isinstance(backend_for(torch.device("cpu")), backends.CpuBackend)
 
 
-def test_cores_of_a_device(tmp_path):
+def test_cores_of_a_device():
     assert pinned.cores_of("0-3,8,10-11\n") == {0, 1, 2, 3, 8, 10, 11} and pinned.cores_of("\n") == set()
 
 

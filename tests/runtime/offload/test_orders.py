@@ -4,12 +4,176 @@ Some 1,250 orders, the same ones each time. ``GISTKIT_ORDERS=20000`` draws 100,0
 """
 
 import os
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.offload_orders import PLENTY, Limits, Run, Step, backward_of, limits, steps
+from gistkit.codecs import CODECS, Encoded
+from gistkit.errors import HostMemoryError
+from gistkit.runtime.offload.offloader import Offloader
+from tests.support.streams import Streams
+
+SIZES = (0, 1, 96, 500, 1300)
+SCARCE, PLENTY = (12_000, 30_000), (60_000, 60_000)
+"""(device, host) bytes."""
+
+
+class Step(NamedTuple):
+    """``what`` is done with the parcel of number ``which``, counted from the newest; ``size`` and ``on`` are a put's
+    and the stream that is current."""
+
+    what: str
+    which: int
+    size: int
+    on: str
+
+
+class Limits(NamedTuple):
+    arena_bytes: int
+    run_ahead_bytes: int
+    arrival_bytes: int
+    lane_bytes: int = 0
+
+
+KINDS = ("put", "encoding", "sparse", "kept", "prefetch", "get", "drop", "trim", "release", "work", "fail")
+steps = st.builds(
+    Step,
+    st.sampled_from((*KINDS, "sparse", "get")),
+    st.integers(0, 5),
+    st.integers(0, len(SIZES) - 1),
+    st.sampled_from(("c0", "c0", "c0", "c1")),
+)
+limits = st.builds(Limits, *(st.sampled_from((0, 700, 4096, 12_000)) for _ in range(4)))
+
+
+def backward_of(plan: list[Step]) -> list[Step]:
+    """The plan as a forward, and a backward in stack order: the next parcel is prefetched before one is got."""
+    forward = [step for step in plan if step.what not in ("prefetch", "get", "drop", "fail")]
+    parcels = sum(step.what in ("put", "encoding", "sparse", "kept") for step in forward)
+    one = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("work", 0, 2, "c0"), Step("drop", 0, 0, "c0")]
+    return forward + parcels * one
+
+
+class Run:
+    """One plan on one or more offloaders of one device; what is read is compared when all has run."""
+
+    def __init__(self, seed: int, limits: Limits, offloaders: int = 1, memory: tuple[int, int] = SCARCE) -> None:
+        self.device = Streams(seed, *memory)
+        self.offloaders = [Offloader(self.device, *limits) for _ in range(offloaders)]
+        self._values = np.random.default_rng(seed)
+        self._parcels: list[tuple] = []
+        self._sources: list[torch.Tensor] = []
+        self._read: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def do(self, plan: list[Step]) -> None:
+        for number, step in enumerate(plan):
+            self.device.current = step.on
+            try:
+                getattr(self, f"_{step.what}")(step, self.offloaders[number % len(self.offloaders)])
+            except (torch.OutOfMemoryError, HostMemoryError, _FailedError):
+                self._parcels, self._sources = [], []  # as an exception's traceback lets go of them
+
+    def end(self) -> None:
+        """Everything was read as it was put; nothing is left behind."""
+        self._parcels, self._sources = [], []
+        for offloader in self.offloaders:
+            offloader.trim(0)
+        self.device.finish()
+        assert not self.device.violations, self.device.violations[0]
+        for read, expected in self._read:
+            assert np.array_equal(read, expected), "other bytes came back"
+        for offloader in self.offloaders:
+            used = offloader.arena.used_bytes - offloader.lanes.nbytes
+            left = used, offloader.outgoing_bytes, offloader.arriving_bytes
+            assert left == (0, 0, 0), f"(arena, outgoing, arriving) bytes left: {left}"
+        assert self.device.synchronized == 0, "the host has waited"
+        for offloader in self.offloaders:
+            offloader.close()
+        assert self.device.held_bytes(False) == 0, "device memory is left"
+        assert self.device.held_bytes(True) == 0, "host memory is left"
+
+    def _put(self, step: Step, offloader: Offloader) -> None:
+        values = self._values.integers(0, 128, SIZES[step.size], np.uint8)
+        x = self.device.write(values)
+        self._parcels.append((offloader.put(x), (values,)))
+
+    def _encoding(self, step: Step, offloader: Offloader) -> None:
+        values = [self._values.integers(0, 128, n, np.uint8) for n in (SIZES[step.size], 8, 33)]
+        x = [self.device.write(v) for v in values]
+        form = torch.empty(5, 3, device="meta")
+        self._parcels.append((offloader.put(Encoded("zvc", tuple(x), form)), tuple(values)))
+
+    def _sparse(self, step: Step, offloader: Offloader) -> None:
+        """An encode's scratch, of whose size the host knows the worst case."""
+        name = ("zvc", "csr", "zvc+fp8")[step.which % 3]
+        x = torch.from_numpy(self._values.standard_normal(SIZES[step.size] + 1, np.float32))
+        x[torch.from_numpy(self._values.random(len(x)) > self._values.random())] = 0
+        encoded = CODECS[name].begin(x)
+        payload = [self.device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        self._parcels.append((offloader.put(encoded.over(tuple(payload))), CODECS[name].decode(encoded)))
+
+    def _kept(self, step: Step, offloader: Offloader) -> None:
+        """A put of what somebody else holds as well."""
+        values = self._values.integers(0, 128, SIZES[step.size], np.uint8)
+        self._sources.append(self.device.write(values))
+        self._parcels.append((offloader.put(self._sources[-1]), (values,)))
+
+    def _chosen(self, step: Step) -> int | None:
+        return len(self._parcels) - 1 - step.which if step.which < len(self._parcels) else None
+
+    def _prefetch(self, step: Step, offloader: Offloader) -> None:
+        at = self._chosen(step)
+        if at is not None:
+            self._parcels[at][0].prefetch()
+
+    def _get(self, step: Step, offloader: Offloader) -> None:
+        at = self._chosen(step)
+        if at is not None:
+            parcel, expected = self._parcels[at]
+            got = parcel.get()
+            if isinstance(expected, torch.Tensor):
+                self.device.run(step.on, partial(self._note_decoded, got.over(()), expected), *got.payload)
+                return
+            payload = got.payload if isinstance(got, Encoded) else (got,)
+            for t, values in zip(payload, expected, strict=True):
+                if len(values):
+                    self.device.run(step.on, partial(self._note, values), t)
+
+    def _note(self, values: np.ndarray, t: torch.Tensor) -> None:
+        self._read.append((t.numpy().copy(), values))
+
+    def _note_decoded(self, form: Encoded, x: torch.Tensor, *payload: torch.Tensor) -> None:
+        self._read.append((CODECS[form.codec].decode(form.over(payload)).numpy(), x.numpy()))
+
+    def _drop(self, step: Step, offloader: Offloader) -> None:
+        at = self._chosen(step)
+        if at is not None:
+            del self._parcels[at]
+
+    def _trim(self, step: Step, offloader: Offloader) -> None:
+        offloader.trim(SIZES[step.size])
+
+    def _release(self, step: Step, offloader: Offloader) -> None:
+        at = self._chosen(step)
+        if at is not None:
+            self._parcels[at][0].release()
+
+    def _work(self, step: Step, offloader: Offloader) -> None:
+        """A kernel of the computation, with memory of its own that goes at once."""
+        self.device.write(np.zeros(SIZES[step.size], np.uint8))
+
+    def _fail(self, step: Step, offloader: Offloader) -> None:
+        raise _FailedError
+
+
+class _FailedError(Exception):
+    """A forward or backward that raises."""
+
 
 SEEDS = 5
 plans = st.lists(steps, min_size=1, max_size=24)

@@ -1,5 +1,6 @@
 """A plan with a budget against a model that is not the planned one: other kernels, strides, modes, frozen weights, in
-place of those planned or put there after compress. What was planned, what came and what to do is in the error."""
+place of those planned or put there after compress; other forwards, whatever the plan promises. What was planned, what
+came and what to do is in the error."""
 
 import copy
 from functools import cache
@@ -14,8 +15,9 @@ from gistkit.errors import PlanMismatchError
 from gistkit.ir.plan import Plan
 from gistkit.runtime.live import LiveBytes
 
-SIZE = 16
-X, Y = torch.randn(4, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+X, Y = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.arange(4)
+WORDS = {"gist": {"policy": "gist"}, "a budget": {"budget": "80%"}}
+any_plan = pytest.mark.parametrize("name", WORDS)
 
 
 def conv(inputs, outputs, kernel=3, **options):
@@ -29,13 +31,14 @@ def net():
     return nn.Sequential(*first, conv(8, 8), nn.ReLU(), nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Sigmoid(), head)
 
 
-def planned(model):
-    return gistkit.plan(model, X, Y, loss_fn=F.cross_entropy, budget="80%")
+def planned(model, name="a budget"):
+    plan = gistkit.plan(model, X, Y, loss_fn=F.cross_entropy, **WORDS[name])
+    return Plan.from_json(plan.to_json())
 
 
 @cache
-def plan_of_net():
-    return planned(net())
+def plan_of_net(name="a budget"):
+    return planned(net(), name)
 
 
 def step(model, x=X):
@@ -49,79 +52,47 @@ def equal(first, second):
     return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def larger_kernel(model):
-    model[3] = conv(8, 8, 15)
+CHANGES = {
+    "a larger kernel": lambda m: m.__setitem__(3, conv(8, 8, 15)),
+    "another stride": lambda m: vars(m[3]).update(stride=(2, 2)),
+    "another padding": lambda m: vars(m[3]).update(padding=(0, 0)),
+    "another pool": lambda m: vars(m[5]).update(kernel_size=3, padding=1),
+    "another average": lambda m: vars(m[6]).update(stride=1),
+    "another activation": lambda m: m.__setitem__(7, nn.Tanh()),
+    "another dtype": lambda m: m[8][2].to(torch.bfloat16),
+    "a frozen weight": lambda m: m[0].weight.requires_grad_(False),
+    "frozen statistics": lambda m: m[1].eval(),
+    "evaluation": lambda m: m.eval(),
+    "one more buffer": lambda m: m.register_buffer("table", torch.zeros(100)),
+}
+TEXTS = {
+    "a larger kernel": r"float32 of shape \(8, 8, 3, 3\).* parameter or buffer '3.weight', got .*\(8, 8, 15, 15\)",
+    "another stride": r"conv2d of '3'.*stride=\[?\(?1, 1.* got .*2, 2",
+    "another padding": r"conv2d of '3'.*padding=\[?\(?1, 1.* got .*0, 0",
+    "another pool": r"max_pool2d of '5'.*kernel_size=\[?\(?2, 2.* got .*3, 3",
+    "another average": r"expected (linear of '8.2'|at most \d+ bytes in storage|a forward that saves)",
+    "another activation": r"expected call \d+ to be sigmoid of '7' making float32 .*, got call \d+ to be tanh of '7'",
+    "another dtype": r"float32 of shape \(5, 8\) as parameter or buffer '8.2.weight', got bfloat16",
+    "a frozen weight": r"\(8, 3, 3, 3\) with a gradient as parameter or buffer '0.weight', got .* without a gradient",
+    "frozen statistics": r"call 1 to be batch_norm of '1' .training=True., got .* batch_norm of '1' .training=False.",
+    "evaluation": r"in training mode, got one in evaluation mode with gradients on; call model\.train\(\), plan",
+    "one more buffer": r"expected none as parameter or buffer 'table', got float32 of shape \(100,\)",
+}
 
 
-def other_stride(model):
-    model[3].stride = (2, 2)
-
-
-def other_padding(model):
-    model[3].padding = (0, 0)
-
-
-def other_pool(model):
-    model[5].kernel_size = 3
-    model[5].padding = 1
-
-
-def other_activation(model):
-    model[7] = nn.Tanh()
-
-
-def frozen(model):
-    model[0].weight.requires_grad_(False)
-
-
-def other_dtype(model):
-    model[8][2].to(torch.bfloat16)
-
-
-def frozen_statistics(model):
-    model[1].eval()
-
-
-def other_average(model):
-    model[6].stride = 1
-
-
-def evaluation(model):
-    model.eval()
-
-
-def one_more_buffer(model):
-    model.register_buffer("table", torch.zeros(100))
-
-
-CHANGES = [
-    (larger_kernel, r"float32 of shape \(8, 8, 3, 3\).* parameter or buffer '3.weight', got .*\(8, 8, 15, 15\)"),
-    (other_stride, r"conv2d of '3'.*stride=\[?\(?1, 1.* got .*2, 2"),
-    (other_padding, r"conv2d of '3'.*padding=\[?\(?1, 1.* got .*0, 0"),
-    (other_pool, r"max_pool2d of '5'.*kernel_size=\[?\(?2, 2.* got .*3, 3"),
-    (other_activation, r"expected call \d+ to be sigmoid of '7' making float32 .*, got call \d+ to be tanh of '7'"),
-    (frozen, r"\(8, 3, 3, 3\) with a gradient as parameter or buffer '0.weight', got .* without a gradient"),
-    (other_dtype, r"float32 of shape \(5, 8\) as parameter or buffer '8.2.weight', got bfloat16"),
-    (frozen_statistics, r"call 1 to be batch_norm of '1' .training=True., got .* batch_norm of '1' .training=False."),
-    (other_average, r"expected (linear of '8.2'|at most \d+ bytes in storage|a forward that saves)"),
-    (evaluation, r"in training mode, got one in evaluation mode with gradients on; call model\.train\(\), plan"),
-    (one_more_buffer, r"expected none as parameter or buffer 'table', got float32 of shape \(100,\)"),
-]
-
-
-@pytest.mark.parametrize(("change", "text"), CHANGES, ids=lambda c: getattr(c, "__name__", ""))
+@pytest.mark.parametrize("what", CHANGES)
 @pytest.mark.parametrize("when", ["before", "after a step"])
-def test_another_model_than_the_planned_one_is_refused(change, text, when):
-    if change is other_average and when == "after a step":
+def test_another_model_than_the_planned_one_is_refused(what, when):
+    if what == "another average" and when == "after a step":
         return  # no covered call reads what a pool of PyTorch's makes, so nobody asks once the plan is attached
     model = net()
     if when == "before":
-        change(model)
+        CHANGES[what](model)
     gistkit.compress(model, plan_of_net())
     if when == "after a step":
         step(model)
-        change(model)
-    with pytest.raises(PlanMismatchError, match=text):
+        CHANGES[what](model)
+    with pytest.raises(PlanMismatchError, match=TEXTS[what]):
         step(model)
 
 
@@ -178,7 +149,7 @@ def test_a_budget_for_evaluation_mode_is_kept():
     expected = step(copy.deepcopy(model))
     plan = planned(model)
     assert plan.contract.training is False
-    twin = gistkit.compress(copy.deepcopy(model), Plan.from_json(plan.to_json()))
+    twin = gistkit.compress(copy.deepcopy(model), plan)
     twin.zero_grad(set_to_none=True)
     with LiveBytes(timeline=False) as live:
         live.track(twin, X, Y)
@@ -189,3 +160,73 @@ def test_a_budget_for_evaluation_mode_is_kept():
         step(twin.train())
     with torch.no_grad():
         assert torch.equal(twin(X), model.train()(X))
+
+
+LAYERS = {
+    "in place": lambda m: vars(m[2]).update(inplace=True),
+    "longer": lambda m: m.append(nn.ReLU()),
+    "without a layer": lambda m: m.__delitem__(7),
+}
+NAMED = {
+    "in place": r"expected call 2 to be relu of '2'.*, got call 2 to be relu in place of '2'.*; make the plan from",
+    "longer": r"expected the end after call \d+, linear of '8.2', got call \d+ to be relu of '9' making float32",
+    "without a layer": r"expected call \d+ to be sigmoid of '7'.*, got call \d+ to be linear of '7.2'",
+}
+
+
+@any_plan
+@pytest.mark.parametrize("what", LAYERS)
+def test_another_layer_is_named(what, name):
+    model = net()
+    LAYERS[what](model)
+    with pytest.raises(PlanMismatchError, match=NAMED[what]):
+        step(gistkit.compress(model, plan_of_net(name)))
+
+
+@any_plan
+def test_autocast_is_named(name):
+    model = gistkit.compress(net(), plan_of_net(name))
+    text = (
+        r"call 0 to be conv2d of '0' making float32 of shape \(4, 8, 16, 16\), got call 0 to be conv2d of '0' making "
+        r"bfloat16 .*; it was planned under no autocast: run it so, or plan it under autocast to bfloat16 on cpu"
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(PlanMismatchError, match=text):
+            model(X)
+        model = gistkit.compress(net(), planned(net(), name))
+    text = r"making bfloat16 .*, got .* making float32 .*autocast to bfloat16 on cpu: run it so"
+    with pytest.raises(PlanMismatchError, match=text):
+        model(X)
+
+
+@any_plan
+def test_an_empty_batch_is_named(name):
+    model = gistkit.compress(net(), plan_of_net(name))
+    with pytest.raises(PlanMismatchError, match=r"of shape \(0, 8, 16, 16\), an empty one; leave empty batches out"):
+        model(X[:0])
+
+
+def test_other_dtypes_and_shapes_are_named():
+    plan = plan_of_net()
+    with pytest.raises(PlanMismatchError, match=r"float32 of shape \(8, 3, 3, 3\) .*'0.weight', got float64 of shape"):
+        gistkit.compress(net().double(), plan)(X.double())
+    larger = torch.randn(4, 3, 24, 24)
+    with pytest.raises(PlanMismatchError, match=r"saves \d+, of inputs of shape \(4, 3, 24, 24\); plan for inputs"):
+        gistkit.compress(net(), plan)(larger)
+    with pytest.raises(PlanMismatchError, match=r"could not be captured .* expected 4D input \(got 3D input\)"):
+        gistkit.compress(net(), plan)(X[0])
+
+
+@any_plan
+def test_a_memory_format_is_no_other_forward(name):
+    model = net().to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    x = X.contiguous(memory_format=torch.channels_last)
+    expected = step(copy.deepcopy(model), x)
+    assert equal(step(gistkit.compress(model, plan_of_net(name)), x), expected)
+
+
+def test_the_mode_is_named_without_a_budget_too():
+    model = nn.Sequential(*list(net().children())[:8], nn.Dropout(), *list(net().children())[8:]).eval()
+    plan = planned(model, "gist")
+    with pytest.raises(PlanMismatchError, match="a forward in evaluation mode, got one in training mode; make the pl"):
+        gistkit.compress(model.train(), plan)(X)

@@ -7,12 +7,14 @@ import pytest
 import torch
 
 import gistkit
+from gistkit.errors import PlanMismatchError
+from gistkit.ir.plan import Decision
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.forms.allowed import own_decisions
 from tests.support.models import DenseNet, UNet
-from tests.support.plan_cases import LINKED, Small, captured, data, made, same, step, ways
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import densities_of, steady_peak_bytes
+from tests.support.plan_cases import LINKED, Shared, Small, captured, data, hosted, loss_of, made, same, step, ways
 
 
 @pytest.mark.parametrize(
@@ -23,8 +25,7 @@ def test_every_decision_is_carried_out_to_the_bit_and_the_byte(make, place, numb
     torch.manual_seed(0)
     model, (x, y) = make().train(), data()
     graph, _ = captured(model, x, y)
-    recorded = gistkit.capture(model, (x,), fake=False)
-    costs = cost_table(graph, LINKED, density={s.id: s.density for s in recorded.storages if s.density is not None})
+    costs = cost_table(graph, LINKED, density=densities_of(model, x))
     plan = made(graph, ways(graph, costs, number, place))
     twin = gistkit.compress(copy.deepcopy(model), plan)
     step(twin, x, y)
@@ -45,3 +46,22 @@ def test_what_a_plan_leaves_open_stays_as_it_is():
     assert step(twin, x, y)[2].peak_bytes == steady_peak_bytes(graph, plan, costs)
     rows = gistkit.report(twin).stats.rows
     assert {r.codec for r in rows if r.storage >= 0} == {"dense"} and len(rows) > 20
+
+
+def test_sub_batches_are_taken_by_step():
+    model, (x, y) = Shared().train(), data()
+    graph, _ = captured(model, x, y)
+    sparse = Decision(hosted(graph, "relu").storage, "zvc")
+    twin = gistkit.compress(copy.deepcopy(model), made(graph, [sparse], sub_batches=2, budget_bytes=None))
+    text = r"at most 2 rows \(a batch of 4 in 2 sub-batches\), got one of 4 rows; call gistkit.step\(model, loss_fn,"
+    with pytest.raises(PlanMismatchError, match=text):
+        twin(x)
+    rows = []
+
+    def loss_fn(out, t):
+        rows.append(len(t))
+        return loss_of(out, t)
+
+    losses = [gistkit.step(m, loss_fn, x, y, sub_batches=n, verify=False) for m, n in ((twin, None), (model, 2))]
+    assert rows == [2, 2, 2, 2] and torch.equal(*losses)
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(twin.parameters(), model.parameters(), strict=True))

@@ -4,6 +4,7 @@ Reference is plain PyTorch, bit for bit; bytes are counted by LiveBytes and are 
 """
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.forms.allowed import own_decisions
 from gistkit.planning.policies.checkpoint import checkpoint
 from tests.support.models import DenseNet, UNet, bottlenecks
-from tests.support.predicted import steady_peak_bytes
-from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured
+from tests.support.peaks import steady_peak_bytes
+from tests.support.recompute_cases import by_hand, by_pixel, captured, chain, measured, planned
 from tests.support.training import assert_same, batches
 
 NETS = {
@@ -105,3 +106,39 @@ def test_values_are_those_of_the_time_at_which_they_were_saved():
         twin(data[0][0]).sum().backward()
     assert_same(model, gistkit.compress(twin, Plan("by hand", graph.fingerprint, (again,), ())), data)
     assert [r.codec for r in gistkit.report(twin).stats.rows].count("recompute") == 2
+
+
+def test_retained_graphs_and_second_uses():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
+    for m in (model, twin):
+        loss = F.cross_entropy(m(x), t)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            loss.backward()
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_threads_of_their_own():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
+    want = torch.autograd.grad(F.cross_entropy(model(x), t), list(model.parameters()))
+    losses = [F.cross_entropy(twin(x), t) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        for found in threads.map(lambda loss: torch.autograd.grad(loss, list(twin.parameters())), losses):
+            assert all(torch.equal(a, b) for a, b in zip(want, found, strict=True))
+
+
+def test_a_written_parameter_is_pytorchs_error():
+    model, (x, t) = chain(), batches(1, 2, 8)[0]
+    twin = gistkit.compress(model, planned(model, x, t))
+    F.cross_entropy(twin(x), t).backward()
+    loss = F.cross_entropy(twin(x), t)
+    with torch.no_grad():
+        # which no backward reads, but the replay does
+        for part in model.blocks:
+            part[1].bias.add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace operation: .* is at version \d+; expected version"):
+        loss.backward()

@@ -14,7 +14,7 @@ from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
-from tests.support.predicted import steady_peak_bytes
+from tests.support.peaks import steady_peak_bytes
 from tests.support.recompute_cases import Chain, captured, measured
 from tests.support.training import assert_same, batches
 

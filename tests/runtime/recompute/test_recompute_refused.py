@@ -10,14 +10,7 @@ from torch import nn
 import gistkit
 from gistkit.errors import GistError, PlanError
 from gistkit.runtime.recompute import replay as recompute_replay
-from tests.support.recompute_cases import (
-    Chain,
-    Hidden,
-    between,
-    block,
-    chain,
-    planned,
-)
+from tests.support.recompute_cases import Chain, Hidden, between, block, chain, planned
 from tests.support.training import assert_same, batches
 
 
@@ -67,14 +60,8 @@ class Counts(nn.Module):
 @pytest.mark.parametrize(
     ("part", "text"),
     [
-        (
-            Hidden,
-            r"recompute runs Unseen of .*anew, which is no call of a torch function .*; keep what it makes",
-        ),
-        (
-            Counts,
-            r"recompute runs instance_norm of blocks.2 .* anew, which writes to storage \d+ \(buffer\) that out",
-        ),
+        (Hidden, r"recompute runs Unseen of .*anew, which is no call of a torch function .*; keep what it makes"),
+        (Counts, r"recompute runs instance_norm of blocks.2 .* anew, which writes to storage \d+ \(buffer\) that out"),
     ],
 )
 def test_what_cannot_run_anew_is_refused_by_name(part, text):
@@ -84,3 +71,27 @@ def test_what_cannot_run_anew_is_refused_by_name(part, text):
     plan = between(gistkit.capture(model, (x,), on_cpu=True))
     with pytest.raises(PlanError, match=text):
         gistkit.compress(model, plan)(x)
+
+
+class Overwrites(nn.Module):
+    """Adds to an activation that something else was made of, of which backward needs nothing."""
+
+    def forward(self, x):
+        y = x * 1.5
+        z = torch.tanh(torch.cumsum(y, 1))
+        return z + y.add_(1)
+
+
+@pytest.mark.parametrize(
+    ("part", "policy"),
+    [(Hidden, "checkpoint"), (Overwrites, "checkpoint"), (Counts, "checkpoint"), (Counts, "optimal")],
+)
+def test_plans_run_whatever_stands_in_between(part, policy):
+    """Segments that the runtime would refuse to run anew are not planned."""
+    torch.manual_seed(0)
+    parts = (*(block(8 if i else 3, 8) for i in range(3)), part(), *(block(8, 8) for _ in range(3)))
+    model, data = Chain(*parts), batches(2, 4, 8)
+    words = {"loss_fn": F.cross_entropy, "density": 1.0, "policy": policy}
+    plan = gistkit.plan(model, *data[0], budget="80%" if policy == "optimal" else None, **words)
+    assert policy == "optimal" or any(d.codec == "recompute" for d in plan.decisions)
+    assert_same(model, gistkit.compress(copy.deepcopy(model), plan), data)

@@ -1,7 +1,5 @@
 """Training within forecasts: from the second step on nobody waits, however late the counts; every bit is plain's."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -20,26 +18,17 @@ from gistkit.runtime.sparse_sizes.spill import Spill
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
+from tests.support.models import relu_chain
 
 BATCH, SIZE, WIDTH, LAYERS = 4, 32, 16, 7
 SCRATCH_BYTES = CODECS["zvc"].scratch_bytes(BATCH * WIDTH * SIZE**2, torch.float32)
-
-
-def chain(bias: float = 0.0) -> nn.Module:
-    """ReLUs between convolutions, whose outputs backward reads by sign and by value."""
-    torch.manual_seed(0)
-    layers: list[nn.Module] = []
-    for i in range(LAYERS):
-        layers += [nn.Conv2d(3 if i == 0 else WIDTH, WIDTH, 3, padding=1), nn.ReLU()]
-        nn.init.constant_(layers[-2].bias, bias)
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(WIDTH, 10)).train()
 
 
 class Trainer:
     """Steps of a compressed model, whose counts arrive when ``arrive`` is called, beside those of a plain copy."""
 
     def __init__(self, limit_bytes: int = 2**30, spills: bool = True, bias: float = 0.0, **words) -> None:
-        self.plain = chain(bias)
+        self.plain = relu_chain(LAYERS, WIDTH, bias)
         self.model = gistkit.compress(copy.deepcopy(self.plain), **words)
         self.counts = LateCounts()
         self.spill = Spill(lambda n, _: torch.empty(n, dtype=torch.uint8), lambda *_: limit_bytes)
@@ -52,14 +41,6 @@ class Trainer:
         stand_in = compressed_forward(self.model)
         assert stand_in is not None
         return stand_in.engine
-
-    def arrive(self) -> None:
-        for ticket in self.counts.tickets:
-            ticket.arrive()
-
-    @property
-    def waited(self) -> int:
-        return sum(ticket.waited for ticket in self.counts.tickets)
 
     def step(self, seed: int, shift: float = 0.0) -> None:
         """One step of both on the same batch, ``shift`` added to all biases first, and compared."""
@@ -106,10 +87,10 @@ def test_from_the_second_step_on_nobody_waits_however_late_the_counts(behind):
                 ticket.arrive()
         trainer.step(step)
         if step == 0:
-            first = trainer.waited
-    assert trainer.waited == first == starts[1] and trainer.packer.waits == {FIRST: first}
+            first = trainer.counts.waited
+    assert trainer.counts.waited == first == starts[1] and trainer.packer.waits == {FIRST: first}
     assert trainer.notes() == "" and len(trainer.counts.tickets) > 5 * first
-    trainer.arrive()
+    trainer.counts.arrive()
     gistkit.report(trainer.model)
     assert lent_bytes(trainer.spill) == 0
 
@@ -118,7 +99,7 @@ def test_kept_bytes_are_the_forecasts_and_one_scratch_lives_at_a_time():
     free, bounded = Trainer(), Trainer(spills=False)
     for step in range(3):
         for trainer in (free, bounded):
-            trainer.arrive()
+            trainer.counts.arrive()
             trainer.step(step)
     # The counts of the last step have not arrived: of the one, four encodings are scratches, of which about half (ReLU)
     # would not be there packed; the other's are all a little longer than that. Beside one scratch there are the ReLU's
@@ -138,22 +119,22 @@ def test_a_jump_of_density_goes_through_the_host_once_and_every_bit_is_plains(wh
     trainer = Trainer(bias=-0.1)
     for step in range(3):
         trainer.step(step)
-        trainer.arrive()
+        trainer.counts.arrive()
     assert trainer.notes() == ""
     before = dict(trainer.engine.densities)
     trainer.step(3, shift=0.3)
     if when == "in the step":
-        trainer.arrive()
+        trainer.counts.arrive()
         assert "denser than the steps before: storage" in trainer.notes()
         assert lent_bytes(trainer.spill) == 0  # the backward is over, and nobody wants it any more
     else:
         assert trainer.notes() == ""
-    trainer.arrive()
+    trainer.counts.arrive()
     trainer.step(4)
-    trainer.arrive()
+    trainer.counts.arrive()
     assert any(trainer.engine.densities[s] > share + 0.2 for s, share in before.items())
     trainer.step(5)
-    trainer.arrive()
+    trainer.counts.arrive()
     assert trainer.notes() == "" and trainer.packer.waits.keys() == {FIRST}
 
 
@@ -162,7 +143,7 @@ def test_lossy_forms_wait_only_where_packing_depends_on_the_count(lossy):
     torch.manual_seed(0)
     trainer = Trainer(lossy=lossy)
     x, t = torch.randn(BATCH, 3, SIZE, SIZE), torch.arange(BATCH)
-    want = gistkit.compress(chain(), lossy=lossy)
+    want = gistkit.compress(relu_chain(LAYERS, WIDTH, 0.0), lossy=lossy)
     for _ in range(3):
         found = []
         for model in (want, trainer.model):

@@ -1,15 +1,13 @@
 """Host memory for what a forecast has no room for: who has which bytes, for how long, and how many there may be."""
 
-from __future__ import annotations
-
 import gc
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import psutil
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gistkit.runtime.offload.host_memory import available_bytes
@@ -42,7 +40,6 @@ def lent_bytes(s):
         return s.held_bytes - sum(m.numel() for spans in s._free.values() for m in spans)
 
 
-@settings(deadline=None, max_examples=40, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7)), max_size=40))
 def test_every_span_is_its_owners_alone_until_it_dies(steps):
     with patch.object(spill, "LEAST_BYTES", 2**10):
@@ -108,21 +105,13 @@ def test_spans_may_die_while_memory_is_being_made_and_in_other_threads():
     more = s.take(MIB, X)
     assert not held and lent_bytes(s) == more.numel()
 
-    wrong = []
-
     def worker(number):
-        for i in range(200):
-            mine = s.take(1000 * (i % 7), X)
-            mine.fill_(number)
-            if not bool((mine == number).all()):
-                wrong.append(number)
+        spans = (s.take(1000 * (i % 7), X).fill_(number) for i in range(200))
+        return all(bool((mine == number).all()) for mine in spans)
 
-    threads = [threading.Thread(target=worker, args=(number,)) for number in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    assert not wrong and lent_bytes(s) == more.numel()
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(worker, range(4)))
+    assert lent_bytes(s) == more.numel()
 
 
 def test_memory_goes_with_its_owner_and_the_last_span():
@@ -140,9 +129,9 @@ def test_memory_goes_with_its_owner_and_the_last_span():
         torch.UntypedStorage._free_weak_ref(storage)
 
 
-def files(root, **texts):
+def files(root, texts):
     for name, text in texts.items():
-        path = root / name.replace("__", "/").replace("_dot_", ".")
+        path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
@@ -150,15 +139,10 @@ def files(root, **texts):
 
 def test_free_memory_is_the_least_of_the_machines_and_the_containers(tmp_path, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4_000_000))
-    unlimited = files(tmp_path / "free", memory_dot_max="max\n", memory_dot_current="77\n", memory_dot_stat="anon 5\n")
-    assert available_bytes(unlimited) == available_bytes(tmp_path / "none") == 4_000_000
-    second = files(
-        tmp_path / "v2",
-        memory_dot_max="1000000\n",
-        memory_dot_current="700000\n",
-        memory_dot_stat="anon 5\nactive_file 9\ninactive_file 50000\n",
-    )
-    assert available_bytes(second) == 350_000
-    first = {"limit": "500000\n", "usage": "600000\n"}
-    stated = {f"memory__memory_dot_{name}_in_bytes": text for name, text in first.items()}
-    assert available_bytes(files(tmp_path / "v1", memory__memory_dot_stat="", **stated)) == 0
+    unlimited = {"memory.max": "max\n", "memory.current": "77\n", "memory.stat": "anon 5\n"}
+    assert available_bytes(files(tmp_path / "free", unlimited)) == available_bytes(tmp_path / "none") == 4_000_000
+    used = "anon 5\nactive_file 9\ninactive_file 50000\n"
+    second = {"memory.max": "1000000\n", "memory.current": "700000\n", "memory.stat": used}
+    assert available_bytes(files(tmp_path / "v2", second)) == 350_000
+    first = {"memory.limit_in_bytes": "500000\n", "memory.usage_in_bytes": "600000\n", "memory.stat": ""}
+    assert available_bytes(files(tmp_path / "v1/memory", first).parent) == 0

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from tests.support.peaks import least_bytes
+from tests.support.peaks import least_plan
 from tests.support.step_cases import batch, net
 
 
@@ -24,7 +24,7 @@ def stepped(model, *args, **kwargs):
 
 def plain(model, loss_fn, x, t):
     model.zero_grad()
-    loss = loss_fn(model(x), t)
+    loss = loss_fn(model(**x) if isinstance(x, dict) else model(x), t)
     loss.backward()
     return loss.detach(), gradients(model)
 
@@ -99,16 +99,9 @@ def test_nested_inputs_and_targets(parts):
 
     for given in (inputs, UserDict(inputs)):
         loss, got = stepped(model, loss_fn, given, targets, sub_batches=parts, reduction="sum")
-    want_loss, want = _by_hand(model, loss_fn, inputs, targets)
+    want_loss, want = plain(model, loss_fn, inputs, targets)
     assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert model.rows == 2 * {1: [5], 2: [2, 3], 5: [1] * 5}[parts] + [5]
-
-
-def _by_hand(model, loss_fn, inputs, targets):
-    model.zero_grad()
-    loss = loss_fn(model(**inputs), targets)
-    loss.backward()
-    return loss.detach(), gradients(model)
 
 
 def test_gradients_of_the_inputs_are_whole():
@@ -123,8 +116,7 @@ def test_gradients_of_the_inputs_are_whole():
 def test_a_plan_of_sub_batches_from_budget_to_gradients():
     model = integers(net(16))
     x, t = torch.randint(-2, 3, (8, 3, 8, 8)).float(), torch.randint(-2, 3, (8, 4)).float()
-    words = {"loss_fn": weighted, "fidelity": "reassociated"}
-    plan = gistkit.plan(model, x, t, budget=least_bytes(model, x, t, **words), **words)
+    plan = least_plan(model, x, t, loss_fn=weighted, fidelity="reassociated")
     assert plan.sub_batches > 1
     want_loss, want = plain(model, weighted, x, t)
     twin = gistkit.compress(model, plan)

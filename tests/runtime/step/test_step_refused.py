@@ -49,12 +49,7 @@ WRONG = [
     ((None, CE, X, T), {"per_sub_batch_norm": "yes"}, TypeError, r"must be True or False, got 'yes'"),
     ((None, CE, X, T), {"batch_statistics": "per_sub_batch"}, TypeError, r"; write per_sub_batch_norm=True"),
     ((None, CE, X, T), {"check": False}, TypeError, r"step: check= is called verify= now; write verify="),
-    (
-        (None, CE, X, T),
-        {"verify": "no"},
-        TypeError,
-        r"verify must be True or False, got 'no'; False takes",
-    ),
+    ((None, CE, X, T), {"verify": "no"}, TypeError, r"verify must be True or False, got 'no'; False takes"),
     ((None, CE, X, T[:3]), TWO, ValueError, r"tensor of targets must have the batch's 4 rows to be cut up, got shape "),
     ((None, CE, (X, T[:3]), T), TWO, ValueError, r"every tensor of inputs must have the batch's 4 rows"),
     (
