@@ -1,10 +1,7 @@
 """One of two processes that run steps of the same network under DistributedDataParallel and fully_shard, compiled by
-torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py:
-
-python -m tests.support.compiled_distributed_cases RANK FOLDER
+torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py.
 """
 
-import sys
 from pathlib import Path
 
 import torch
@@ -117,15 +114,18 @@ def case(wrap, how, x):
     return found, (len(report.graphs), report.plain_bytes, report.kept_bytes)
 
 
+def warm_up():
+    """Inductor's first compilation, once for both processes."""
+    torch.compile(network().blocks[0])(torch.randn(64, WIDTH))
+    torch._dynamo.reset()
+
+
 def main(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.use_deterministic_algorithms(True)
-    x = torch.randn(2, 64, WIDTH, generator=torch.Generator().manual_seed(rank))
+    x = torch.randn(2, 64, WIDTH, generator=torch.Generator().manual_seed(rank)).requires_grad_()  # so blocks are equal
     results = {(wrap.__name__, how): case(wrap, how, x) for wrap, how in CASES}
     torch.save(results, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()
 
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
