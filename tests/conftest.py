@@ -35,8 +35,9 @@ CARRIED_OUT |= {"forms", "test_optimal_runtime.py", "test_plan_legal.py"}
 hypothesis.settings.register_profile("gistkit", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("gistkit")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many as cores
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes, whose start takes 9 s
 
 
 def pytest_collection_modifyitems(items):

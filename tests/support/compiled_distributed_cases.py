@@ -128,4 +128,3 @@ def main(rank, folder):
     torch.save(results, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()
-
