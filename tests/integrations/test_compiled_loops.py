@@ -3,10 +3,11 @@ they are, those of the others by Inductor's code."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import gistkit
 from tests.integrations.cases import BATCH, BATCHES, IMAGES, LABELS, assert_same, network
+from tests.integrations.test_trainer import Rows
 from tests.support.compiled_cases import graphs_run_as_they_are  # imports Inductor, past its warnings
 
 accelerate = pytest.importorskip("accelerate")
@@ -22,14 +23,6 @@ def fresh():
 def saves(report):
     assert isinstance(report, gistkit.CompiledReport)
     return report.kept_bytes < report.plain_bytes
-
-
-class Rows(Dataset):
-    def __len__(self):
-        return len(IMAGES)
-
-    def __getitem__(self, i):
-        return {"images": IMAGES[i], "labels": int(LABELS[i])}
 
 
 def by_trainer(model, folder):
