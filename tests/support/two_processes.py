@@ -1,6 +1,7 @@
 """Two gloo processes on the CPU that run one module side by side."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,8 +31,13 @@ def results_of(module, folder, *warnings, **environment):
     words = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | environment
     filters = [part for word in ("error", *warnings) for part in ("-W", word)]
     command = [sys.executable, *filters, "-c", PROGRAM, module, folder]
-    done = subprocess.run(
-        command, cwd=ROOT, env=words, stderr=subprocess.PIPE, text=True, timeout=500, start_new_session=True
-    )
-    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(
+        command, cwd=ROOT, env=words, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as both:
+        try:
+            errors = both.communicate(timeout=300)[1]
+        except BaseException:
+            os.killpg(both.pid, signal.SIGKILL)  # and the two that it forked
+            raise
+    assert both.returncode == 0, errors
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
