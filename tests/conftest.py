@@ -35,8 +35,9 @@ CARRIED_OUT |= {"forms", "test_plan_legal.py"}
 hypothesis.settings.register_profile("gistkit", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.load_profile("gistkit")
 
-if "PYTEST_XDIST_WORKER" in os.environ:
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many as cores
     torch.set_num_threads(1)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes, whose start takes 9 s
 
 
 def pytest_collection_modifyitems(items):
@@ -66,11 +67,16 @@ def pytest_sessionfinish():
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Nothing is kept in, or taken from, the cache folders of whoever runs the tests. Inductor's goes with gistkit's: a
-    graph that only Inductor's still has comes without a record."""
+    """Nothing is kept in, or taken from, the cache folders of whoever runs the tests. The workers of a run share
+    Inductor's, so none compiles what another has; gistkit's records go with it, as a graph that only Inductor's still
+    has comes without one."""
+    base, own = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("cache")
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "inductor"
+    (shared / "records").mkdir(parents=True, exist_ok=True)
+    (own / "compiled").symlink_to(shared / "records")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("GISTKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        patched.setenv("GISTKIT_CACHE", str(own))
+        patched.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared))
         yield
 
 

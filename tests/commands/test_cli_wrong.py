@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def oddly_named(num_classes):
     return net.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)])
 
 
-HERE, ROOT = "tests.commands.test_cli_wrong", str(Path(__file__).parents[2])
+HERE = "tests.commands.test_cli_wrong"
 TRAIN = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4", "--lossy", "none"]
 SMALL = ["tests.commands.test_cli_plan:small", "--batch", "2", "--image-size", "32", "--hardware", "titanx"]
 ACCURACY = ["accuracy", "tests.training.test_train:tiny", "--epochs", "1", "--seeds", "1", "--schemes"]
@@ -196,23 +195,25 @@ def test_a_pipe_is_written_as_it_is(capfd):
     assert os.read(source, 9) == b"new"
 
 
-WITHOUT_READER = """
-import os, sys
-from gistkit import cli
-for name in ("full", "gone"):
-    if name == "full":
-        output = os.open("/dev/full", os.O_WRONLY)
+@pytest.mark.parametrize(
+    ("output", "status", "said"),
+    [("full", 2, "gistkit: error: [Errno 28] No space left on device\n"), ("without a reader", 141, "")],
+)
+def test_output_that_cannot_be_written_loses_no_file(output, status, said, tmp_path, monkeypatch, capfd):
+    if output == "full":
+        end = os.open("/dev/full", os.O_WRONLY)
     else:
-        source, output = os.pipe()
+        source, end = os.pipe()
         os.close(source)
-    os.dup2(output, 1)
-    print(cli.main([*sys.argv[1:], name]), file=sys.stderr)
-"""
-
-
-def test_output_that_cannot_be_written_loses_no_file(tmp_path):
-    words = [sys.executable, "-c", WITHOUT_READER, "profile", *SMALL, "--json"]
-    done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": ROOT}, stderr=subprocess.PIPE, text=True)
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    assert said == ["gistkit: error: [Errno 28] No space left on device", "2", "141"]
-    assert all((tmp_path / name).read_text().startswith("{") for name in ("full", "gone"))
+    before = os.dup(1)
+    os.dup2(end, 1)
+    os.close(end)
+    monkeypatch.setattr(sys, "stdout", open(1, "w", closefd=False))
+    try:
+        assert cli.main(["profile", *SMALL, "--json", str(tmp_path / "rows")]) == status
+        sys.stdout.close()  # as the interpreter does at its end, without an error
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    assert capfd.readouterr().err == said
+    assert (tmp_path / "rows").read_text().startswith("{")

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import gistkit
-from tests.support.compiled_cases import assert_same, step
+from tests.support.compiled_cases import assert_same, graphs_run_as_they_are, step
 
 WIDTH = 64
 X = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -45,6 +45,12 @@ def fresh():
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def no_code():
+    with graphs_run_as_they_are():
+        yield
+
+
 # PyTorch's own, of a compiled part whose input is another part's output
 between_parts = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
@@ -58,11 +64,13 @@ def compare(model, **words):
     return report
 
 
+@pytest.mark.usefixtures("no_code")
 def test_a_checkpoint_inside():
     report = compare(network(True)[0])
     assert 0 < report.kept_bytes <= report.plain_bytes
 
 
+@pytest.mark.usefixtures("no_code")
 def test_activation_memory_budget_set_beside():
     """PyTorch cuts by its budget; gistkit makes its moves on that cut."""
     with torch._functorch.config.patch(activation_memory_budget=0.5):
@@ -76,6 +84,7 @@ def test_max_autotune():
 
 
 @between_parts
+@pytest.mark.usefixtures("no_code")
 def test_equal_blocks_compiled_one_by_one_share_their_graphs():
     """As under torch.compile, which would give up at recompile_limit otherwise and run the rest eagerly."""
     blocks = network(*[False] * 4)
@@ -87,6 +96,7 @@ def test_equal_blocks_compiled_one_by_one_share_their_graphs():
 
 
 @between_parts
+@pytest.mark.usefixtures("no_code")
 def test_compressed_blocks_compiled_one_by_one_have_whole_graphs():
     blocks = network(False, False, False)
     step(nn.Sequential(*(torch.compile(gistkit.compress(b), fullgraph=True) for b in blocks)), X, None, loss_of)

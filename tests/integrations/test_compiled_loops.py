@@ -1,12 +1,14 @@
-"""Other libraries' loops that compile the model, each with one line of gistkit, on the CPU with Inductor."""
+"""Other libraries' loops that compile the model, each with one line of gistkit, on the CPU. Trainer's graphs run as
+they are, those of the others by Inductor's code."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import gistkit
 from tests.integrations.cases import BATCH, BATCHES, IMAGES, LABELS, assert_same, network
-from tests.support import compiled_cases  # noqa: F401 (imports Inductor, past its warnings)
+from tests.integrations.test_trainer import Rows
+from tests.support.compiled_cases import graphs_run_as_they_are  # imports Inductor, past its warnings
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -23,14 +25,6 @@ def saves(report):
     return report.kept_bytes < report.plain_bytes
 
 
-class Rows(Dataset):
-    def __len__(self):
-        return len(IMAGES)
-
-    def __getitem__(self, i):
-        return {"images": IMAGES[i], "labels": int(LABELS[i])}
-
-
 def by_trainer(model, folder):
     transformers = pytest.importorskip("transformers")
     arguments = transformers.TrainingArguments(
@@ -44,7 +38,8 @@ def by_trainer(model, folder):
 
 def test_trainer_with_torch_compile(tmp_path):
     model = gistkit.compress(network())
-    assert_same(by_trainer(network(), tmp_path), by_trainer(model, tmp_path))
+    with graphs_run_as_they_are():
+        assert_same(by_trainer(network(), tmp_path), by_trainer(model, tmp_path))
     assert saves(gistkit.report(model))
 
 

@@ -25,7 +25,7 @@ def allocator(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
 
 
-@pytest.mark.parametrize(("make", "size"), [(inceptions, 32), (zoo.resnet18, 64), (zoo.alexnet, 224)])
+@pytest.mark.parametrize(("make", "size"), [(inceptions, 32), (zoo.alexnet, 224)])
 def test_every_convolution_is_tried_in_its_own_geometry(make, size, allocator):
     model, x = make(), torch.randn(4, 3, size, size)
     graph = capture(model, (x,), backward=True)

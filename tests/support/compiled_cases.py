@@ -2,6 +2,9 @@
 
 import copy
 import warnings
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +97,7 @@ class Transformer(nn.Module):
 
 NETS = {"conv": conv_net, "vgg": vgg_like, "resnet": resnet, "transformer": Transformer}
 NETS |= {
+    "one conv": lambda: nn.Sequential(*conv_net()[:4], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
     "stage": lambda: vgg_like((8,)),
     "residual": lambda: resnet(Residual(8, 8)),
     "block": lambda: Transformer(depth=1),
@@ -146,6 +150,21 @@ def backend_over(partition=None):
         partition_fn=partition or min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
     )
+
+
+@contextmanager
+def graphs_run_as_they_are():
+    """Inductor without its code: decompositions, passes and partitioner, whose graphs run as they are."""
+
+    def inner(graph, _, **__):
+        return make_boxed_func(graph)
+
+    inductor = torch._inductor.compile_fx
+    with (
+        patch.object(inductor, "compile_fx", partial(inductor.compile_fx, inner_compile=inner)),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
 
 
 def run_edited(edit, model, x, y, dynamic=False):

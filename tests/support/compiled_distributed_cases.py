@@ -1,10 +1,8 @@
 """One of two processes that run steps of the same network under DistributedDataParallel and fully_shard, compiled by
-torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py:
-
-python -m tests.support.compiled_distributed_cases RANK FOLDER
+torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py.
 """
 
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -15,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gistkit
-from tests.support import compiled_cases  # noqa: F401 (imports Inductor, past its warnings)
+from tests.support.compiled_cases import graphs_run_as_they_are  # imports Inductor, past its warnings
 from tests.support.distributed_cases import whole
 
 WIDTH, BLOCKS = 256, 2
@@ -107,25 +105,29 @@ def train(model, x):
 
 
 def case(wrap, how, x):
-    """What the steps gave, and of a report: graphs, bytes under torch.compile and here."""
+    """What the steps gave, and of a report: graphs, bytes under torch.compile and here. Blocks that are compiled one by
+    one have the kernels that they have in one process: their graphs run as they are."""
     torch._dynamo.reset()
     model = network()
-    found = train(wrap(model, WAYS[how]), x)
+    with nullcontext() if wrap in (around, inside) else graphs_run_as_they_are():
+        found = train(wrap(model, WAYS[how]), x)
     if how == "torch":
         return found, None
     report = gistkit.report(model)
     return found, (len(report.graphs), report.plain_bytes, report.kept_bytes)
 
 
+def warm_up():
+    """Inductor's first compilation, once for both processes."""
+    torch.compile(network().blocks[0])(torch.randn(64, WIDTH))
+    torch._dynamo.reset()
+
+
 def main(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.use_deterministic_algorithms(True)
-    x = torch.randn(2, 64, WIDTH, generator=torch.Generator().manual_seed(rank))
+    x = torch.randn(2, 64, WIDTH, generator=torch.Generator().manual_seed(rank)).requires_grad_()  # so blocks are equal
     results = {(wrap.__name__, how): case(wrap, how, x) for wrap, how in CASES}
     torch.save(results, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
