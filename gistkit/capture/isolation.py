@@ -40,9 +40,18 @@ def no_autocast_cache() -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+_WIDENED = frozenset(
+    "__pow__ acos asin cosh cosine_similarity dist erfinv exp expm1 group_norm layer_norm log log10 log1p log2 "
+    "logsumexp norm pow reciprocal rsqrt sinh softplus tan".split()
+)
+"""Operators of which CUDA's autocast gives fp32 and the CPU's what they get."""
+_GIVING_FP32 = frozenset("cumprod cumsum log_softmax softmax softmin sum".split())
+"""Those whose result is fp32, by their ``dtype``."""
+
+
 class MirroredAutocast(TorchFunctionMode):
     """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
-    and in those that the model enters. Afterwards CPU autocast is as before."""
+    and in those that the model enters, for CUDA by its own list of operators. Afterwards CPU autocast is as before."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -59,7 +68,30 @@ class MirroredAutocast(TorchFunctionMode):
 
     def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         _set_on_cpu(*_autocast(self._device_type))
-        return func(*args, **(kwargs or {}))
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if self._device_type != "cuda" or not torch.is_autocast_enabled("cpu"):
+            return func(*args, **kwargs)
+        if name in _WIDENED:
+            args, kwargs = tree_map_only(torch.Tensor, _widened, (args, kwargs))
+        elif name in _GIVING_FP32 and kwargs.get("dtype") is None and args and args[0].is_floating_point():
+            kwargs = {**kwargs, "dtype": torch.float32}
+        elif func is torch.nn.functional.cross_entropy and args[0].dtype != torch.float32:
+            return _cross_entropy(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _widened(t: torch.Tensor) -> torch.Tensor:
+    return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
+
+
+def _cross_entropy(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """CUDA's takes the logarithms of the probabilities as narrow as x, and the loss of them in fp32."""
+    given = kwargs.copy()
+    if target.is_floating_point() or len(args) > 4 or kwargs.pop("label_smoothing", 0.0):
+        return torch.nn.functional.cross_entropy(x, target, *args, **given)
+    with torch.autocast("cpu", enabled=False):
+        found = torch.log_softmax(x, min(x.dim() - 1, 1))
+        return torch.nn.functional.nll_loss(found.float(), target, *args, **kwargs)
 
 
 def _autocast(device_type: str) -> tuple[bool, torch.dtype]:

@@ -24,15 +24,36 @@ def cuda_autocast():
     torch.set_autocast_dtype("cuda", before[1])
 
 
+def squares(y):
+    return nn.functional.mse_loss(y, torch.zeros_like(y))
+
+
 def on_meta():
-    return gistkit.plan(net().to("meta"), torch.empty(4, 3, 12, 12, device="meta"), hardware="h200")
+    return gistkit.plan(net().to("meta"), torch.empty(4, 3, 12, 12, device="meta"), hardware="h200", loss_fn=squares)
 
 
 def test_a_plan_under_the_devices_autocast_is_that_of_its_narrow_tensors(cuda_autocast):
     made = on_meta()
     torch.set_autocast_enabled("cuda", False)
     with torch.autocast("cpu", torch.bfloat16):
-        expected = gistkit.plan(net(), torch.empty(4, 3, 12, 12), hardware="h200")
+        expected = gistkit.plan(net(), torch.empty(4, 3, 12, 12), hardware="h200", loss_fn=squares)
     assert made.peak_bytes == expected.peak_bytes
     assert made.prediction.plain_peak_bytes == expected.prediction.plain_peak_bytes
     assert made.prediction.plain_peak_bytes < on_meta().prediction.plain_peak_bytes
+
+
+def test_operators_that_cudas_autocast_takes_in_fp32_are_so_and_cross_entropy_saves_narrow_logarithms(cuda_autocast):
+    class Norms(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x):
+            return self.up(self.norm(self.up(x)).softmax(-1))
+
+    x, y = torch.empty(4, 8, device="meta"), torch.empty(4, dtype=torch.long, device="meta")
+    loss = nn.functional.cross_entropy
+    graph = gistkit.capture(Norms().to("meta"), (x,), backward=True, loss_fn=loss, targets=(y,))
+    dtypes = {task.op: task.dtype for task in reversed(graph.tasks)}  # a forward's where it has both
+    assert dtypes["layer_norm"] == dtypes["softmax"] == dtypes["NllLossBackward0"] == "float32"
+    assert dtypes["linear"] == dtypes["LogSoftmaxBackward0"] == "bfloat16"
