@@ -105,3 +105,16 @@ def test_values_are_those_of_the_time_at_which_they_were_saved():
         twin(data[0][0]).sum().backward()
     assert_same(model, gistkit.compress(twin, Plan("by hand", graph.fingerprint, (again,), ())), data)
     assert [r.codec for r in gistkit.report(twin).stats.rows].count("recompute") == 2
+
+
+def test_a_dropout_of_nothing_has_no_mask_of_its_own():
+    torch.manual_seed(0)
+    convs = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+    layers = (m for conv in convs for m in (conv, nn.ReLU(), nn.Dropout(0.0)))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 8 * 8, 10))
+    data = [(torch.randn(2, 8, 8, 8), torch.randint(10, (2,))) for _ in range(3)]
+    graph, costs = captured(model, *data[0])
+    relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
+    twin = gistkit.compress(copy.deepcopy(model), by_hand(graph, costs, relus[1:3], relus[:1]))
+    assert_same(model, twin, data)
+    assert not any(row.op == "dropout" for row in gistkit.report(twin).stats.rows)
