@@ -34,7 +34,7 @@ class MaskedDropout(SpecialisedCall):
 
     def __call__(self, state: ForwardState, x: torch.Tensor, p: float, training: bool, inplace: bool) -> torch.Tensor:
         y = dropout(x, p, training, inplace)
-        return _placed(self, state, x, y) if training else y
+        return _placed(self, state, x, y) if training and p > 0 else y  # without drops y is x, whose node is another
 
 
 def _placed(call: SpecialisedCall, state: ForwardState, x: torch.Tensor, y: Any) -> torch.Tensor:

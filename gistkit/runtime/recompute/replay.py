@@ -29,6 +29,9 @@ from gistkit.runtime.recompute.calls import (
 from gistkit.runtime.recompute.steps import Reruns, Step, steps
 from gistkit.runtime.stash.stash import whole
 
+RERUNS = 16
+"""Of one segment's so many are known, by what was wanted and written down, before all are forgotten."""
+
 
 class RecomputedBody:
     """A stash whose storage its segment's replay gives back; the values stay from then on until the last reader goes.
@@ -62,15 +65,13 @@ class RecomputedBody:
 
 class Segment:
     """One segment of one forward: its calls, its holds, random states before the calls that draw, and who wants what of
-    it. ``complete``: the forward has returned, so that nothing more is written down. ``known``: all calls are those of
-    an earlier forward, whose ``reruns`` are those of this one."""
+    it. ``complete``: the forward has returned, so that nothing more is written down."""
 
     def __init__(self, reruns: Reruns) -> None:
         self.calls: list[RecordedCall] = []
         self.holds: list[Kept] = []
         self.random: dict[int, tuple[RandomState, ...]] = {}
-        self.complete, self.known = False, True
-        self._reruns = reruns
+        self.complete, self._reruns = False, reruns
         self._bodies: list[weakref.ref[RecomputedBody]] = []
         self._lock = threading.RLock()
 
@@ -96,12 +97,11 @@ class Segment:
                 self.calls, self.holds, self._bodies = [], [], []
 
     def _steps(self, wanted: list[RecomputedBody]) -> tuple[Step, ...]:
-        key = (len(self.calls), *[(b.storage, b.time) for b in wanted])
-        if not self.known:
-            self._reruns.clear()
-            return steps(self.calls, key[1:])
+        key = tuple([(b.storage, b.time) for b in wanted]), tuple(self.calls)
         if key not in self._reruns:
-            self._reruns[key] = steps(self.calls, key[1:])
+            if len(self._reruns) >= RERUNS:
+                self._reruns.clear()
+            self._reruns[key] = steps(self.calls, key[0])
         return self._reruns[key]
 
 

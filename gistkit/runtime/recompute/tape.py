@@ -102,7 +102,8 @@ class Tape:
         now.versions = {s: t._version for t, s in found if s in call.writes}
         if not known:
             without = _running_statistics(call, func, args, kwargs)
-            now.written = [self._write(s, func, leaves, spec, found, without) for s in segments]
+            storages = {id(t): s for t, s in found}
+            now.written = [self._write(s, func, leaves, spec, storages, without) for s in segments]
 
     def _known(self, plan: SegmentPlan, func: Callable, leaves: list[Any], spec: Any) -> _Written | None:
         """The running call as an earlier forward wrote it down, where it is that one again."""
@@ -126,14 +127,11 @@ class Tape:
             segment = self._segments[plan.index]
             segment.holds += [self._hold(x, storage) for x, storage in outside]
             makes = self._results(result, plan.inside)
-            if known and makes != call.makes:
-                known, call = False, replace(call, packs=dict(call.packs), casts=dict(call.casts))
-            call.makes = makes
             states = tuple([s for s in now.random if random_state(*s[:2]) != s[2]])
             if states:
                 segment.random[call.number] = states
-            if not known:
-                segment.known, call.draws = False, call.draws or bool(states)
+            if not known or makes != call.makes:
+                call = replace(call, makes=makes, draws=call.draws or bool(states))
                 if not any([isinstance(leaf, torch.Generator) for leaf in call.leaves]):
                     self._recordings.calls[plan.index, call.number] = call
             segment.calls.append(call)
@@ -232,17 +230,9 @@ class Tape:
             )
         return [(t, self._plan.graph.values[v].storage) for t, v in zip(tensors, call.operands, strict=True)]
 
-    def _write(
-        self,
-        plan: SegmentPlan,
-        func: Callable,
-        leaves: list[Any],
-        spec: Any,
-        found: list[tuple[torch.Tensor, int]],
-        without: set[int],
-    ) -> _Written:
+    def _write(self, plan: SegmentPlan, func: Callable, leaves: list, spec: Any, known: Any, without: Any) -> _Written:
+        """``known``: storages of the call's tensors by their ``id``; ``without``: ids of those that are left out."""
         call = self._plan.graph.calls[self._now.number]
-        known = {id(t): s for t, s in found}
         outside: list[tuple[torch.Tensor, int]] = []
         holds = len(self._segments[plan.index].holds)
         made: list[Any] = []
@@ -270,10 +260,8 @@ class Tape:
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
         left = frozenset(i for i, leaf in enumerate(leaves) if id(leaf) in without)
-        written = RecordedCall(
-            call.index, call.op, func, made, spec, autocast_now(), changes=changes, without=left
-        )  # fmt: skip
-        return _Written(plan, written, outside, False)
+        about = call.index, call.op, func, made, spec, autocast_now()
+        return _Written(plan, RecordedCall(*about, changes=changes, without=left), outside, False)
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:
         if self._live.get(x.untyped_storage()._cdata) != storage:

@@ -142,3 +142,48 @@ def test_a_written_parameter_is_pytorchs_error():
             part[1].bias.add_(1)
     with pytest.raises(RuntimeError, match=r"modified by an inplace operation: .* is at version \d+; expected version"):
         loss.backward()
+
+
+def test_a_dropout_of_nothing_has_no_mask_of_its_own():
+    torch.manual_seed(0)
+    convs = (nn.Conv2d(8, 8, 3, padding=1) for _ in range(4))
+    layers = (m for conv in convs for m in (conv, nn.ReLU(), nn.Dropout(0.0)))
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * 8 * 8, 10))
+    data = [(torch.randn(2, 8, 8, 8), torch.randint(10, (2,))) for _ in range(3)]
+    graph, costs = captured(model, *data[0])
+    relus = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu"]
+    twin = gistkit.compress(copy.deepcopy(model), by_hand(graph, costs, relus[1:3], relus[:1]))
+    assert_same(model, twin, data)
+    assert not any(row.op == "dropout" for row in gistkit.report(twin).stats.rows)
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that a loop may change, which a rerun must take from its own forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.chain, self.factor = chain(), 1.0
+        self.chain.blocks[1].register_module("scale", nn.Identity())
+
+    def forward(self, x):
+        for i, part in enumerate(self.chain.blocks):
+            x = part(x) * self.factor if i in (1, 2) else part(x)
+        return self.chain.head(x.flatten(1))
+
+
+def test_numbers_and_sizes_that_change_between_forwards():
+    torch.manual_seed(0)
+    model, (x, t) = Scaled(), batches(1, 4, 8)[0]
+    twin = gistkit.compress(copy.deepcopy(model), planned(model, x, t))
+    results = {}
+    for m in (model, twin):
+        losses = []
+        for rows, factor in ((4, 1.0), (4, 1.0), (2, 1.0), (4, 2.0), (4, 1.0), (2, 2.0)):
+            m.factor = factor
+            losses.append(F.cross_entropy(m(x[:rows]), t[:rows]))
+        grads = [torch.autograd.grad(losses[i], list(m.parameters())) for i in (0, 3, 2, 1, 5, 4)]
+        m.factor = 2.0
+        grads.append(torch.autograd.grad(F.cross_entropy(m(x), t), list(m.parameters())))
+        results[m is twin] = grads
+    for want, got in zip(*results.values(), strict=True):
+        assert all(map(torch.equal, want, got))
