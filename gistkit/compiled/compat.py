@@ -225,6 +225,17 @@ def register_variance_lowering(operator: Any) -> None:
         return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
 
 
+def register_convolved_lowering(operator: Any) -> None:
+    """Tell Inductor how ``operator(x, weight, stride, padding, dilation, groups)`` is compiled: as a convolution."""
+    register = private("torch._inductor.lowering", "register_lowering")
+    lowerings = private("torch._inductor.lowering", "lowerings")
+
+    @register(operator, type_promotion_kind=None)
+    def lower(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+        convolution = lowerings[torch.ops.aten.convolution.default]
+        return convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
 def emulates_casts() -> bool:
     """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
     return bool(private("torch._inductor.config", "emulate_precision_casts"))

@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from gistkit.compiled import compat
 from gistkit.compiled.materialise import materialised, rounding, writing
 from gistkit.compiled.moments import dividing, moment_of, taking
+from gistkit.compiled.products import again
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
@@ -130,7 +131,7 @@ def encode(
         if part is not node:
             part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
-    strides = _strides(pair, node) if apart else None
+    strides = _strides(pair, node) if apart or materialise is None else None
     _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, strides)
     pair.forget(node)
     return payload
@@ -190,6 +191,7 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
             setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
         with build.graph.inserting_before(build.before):
             made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
+        again(made)
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)

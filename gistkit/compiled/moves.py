@@ -1,9 +1,9 @@
 """What a pair of graphs is changed by: rebuilds and encodings, all of them or as many as a budget needs.
 
-Without a budget every move is made. Under one they are made in the order of bytes saved for bytes moved, until the
-predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds, then, where a format is named,
-narrow floats, the largest first. What no move was needed for stays as torch.compile has it.
-"""
+Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
+of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
+then, where a format is named, narrow floats, the largest first. What no move was needed for stays as torch.compile has
+it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.rebuilds.choice import Limits
+from gistkit.compiled.products import grows
+from gistkit.compiled.rebuilds.choice import Limits, left_out
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.planning.cost import parse_budget
+
+TIME_SHARE = 0.07
+"""Of a step's modelled time, for all rebuilds where no budget asks for more."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,20 @@ class Moves:
         self.plain_peak_bytes = predicted_peak(pair)
         self._rounding = None
         if settings.lossy is not None:
-            self._rounding = packing.Rounding(settings.lossy, lossy.of_parameters(pair, static_inputs))
+            static = lossy.of_parameters(pair, static_inputs)
+            least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
+            self._rounding = packing.Rounding(settings.lossy, static, least)
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
-        choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
+        free = settings.budget is not None or settings.lossy is not None  # to round and to decode takes longer
+        share = float("inf") if free else TIME_SHARE
+        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=settings.exact, time_share=share)
+        choice, cones = planned(pair, static_inputs, limits)
+        if choice.left_out:
+            self.notes.append(left_out(choice, limits))
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
-        ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
+        ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
             cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
             cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
@@ -145,7 +156,7 @@ class Moves:
     def _rebuild(self, cone: edit.Cone) -> None:
         if not self.pair.is_saved(cone.root):
             return
-        if self.settings.exact:
+        if self.settings.exact or any(map(grows, cone.nodes)):
             edit.rebuild(self.pair, cone, laid_out=self._same)
         else:
             rebuild_late(self.pair, cone)

@@ -239,5 +239,10 @@ def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | 
     known = prod(d for d in shape if d >= 0)
     if symbolic and (fmt.codes_per_word == 3 or (scaling == "block" and known % SCALE_BLOCK)):
         return f"{name} needs a size that is known, and one changes from call to call"
-    hardware = fmt.name == "fp8" and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 9)
+    hardware = fmt.name == "fp8" and converts_to_float8(x.device)
     return Narrow(name, fmt, scaling == "block", order, shape, x.dtype, hardware)
+
+
+def converts_to_float8(device: torch.device) -> bool:
+    """Whether a device converts to float8 by itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

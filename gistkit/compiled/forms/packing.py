@@ -16,10 +16,13 @@ from gistkit.compiled.forms import bits, lossy
 from gistkit.compiled.forms.narrow import narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, storage_of, value
+from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
 
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
+LEAST_SHARE = 1e-3
+"""Of all kept bytes. What is smaller is not rounded, as the means of a layer norm: decoded within the norm's backward,
+they have Inductor write what it computes from them in fp32."""
 SHARED = "several saved tensors are on this storage"
 VALUES = "values that backward reads, each in full"
 
@@ -34,10 +37,12 @@ class Choice:
 
 
 class Rounding(NamedTuple):
-    """How floats are rounded: the format's name, and the nodes of forward that follow from parameters alone."""
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and the bytes
+    that a tensor has at least."""
 
     name: str
     static: Collection[fx.Node]
+    least_bytes: int = 0
 
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
@@ -79,6 +84,8 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
 
 def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choice:
     exact = lossy.stays_exact(pair, node, rounding.static)
+    if exact is None and storage_bytes(node) < rounding.least_bytes:
+        exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
     form = narrow(rounding.name, value(node), last)

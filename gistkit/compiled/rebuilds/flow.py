@@ -7,22 +7,25 @@ has its base's storage, costs nothing, and is kept for itself only where keeping
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import fx
 
 from gistkit.compiled import compat
+from gistkit.compiled.products import grows
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic
-from gistkit.compiled.rebuilds.rounding import Roundings
+from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
+from gistkit.compiled.rebuilds.times import library_s, step_s
 from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FREE, CHEAP, MADE = "free", "cheap", "made"
-"""A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views
-and copies make; one that only the forward can make (a product, a convolution, a reduction)."""
+"""A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
+copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 UNKEPT = 1 << 60
 """Weight of what cannot be kept: views, and values that would be rounded if they were."""
 
@@ -33,7 +36,8 @@ class Value:
     packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
     reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
     forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of
-    its inputs that backward reads too and that forward's kernel loads from memory."""
+    its inputs that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes
+    by itself, 0 for others."""
 
     name: str
     inputs: tuple[str, ...]
@@ -46,13 +50,15 @@ class Value:
     follows: bool = True
     settled: bool = True
     loads: frozenset[str] = frozenset()
+    product_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The values of one forward by name, in order."""
+    """The values of one forward by name, in order, and the modelled time of its step."""
 
     values: dict[str, Value]
+    step_s: float = float("inf")
 
     def needed(self) -> list[Value]:
         """What backward reads, less what is there anyhow."""
@@ -70,9 +76,11 @@ class Flow:
         return v
 
 
-def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False) -> Flow:
+def describe(
+    pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False, products: bool = True
+) -> Flow:
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters.
-    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`."""
+    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`. ``products``: some may be made anew."""
     static = set(static_inputs or ())
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
@@ -80,6 +88,7 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
     arithmetic = Arithmetic(pair, roundings, same_kernels)
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
+    readings = Counter(storage_of(node) for node in pair.tensors)
     values: dict[str, Value] = {}
     for node in pair.forward.graph.nodes:
         if node.op == "output":
@@ -95,14 +104,18 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         follows = roundings.follows(node) and arithmetic.follows(node)
         read = (n for n in node.all_input_nodes if n.name in needed)
-        loads = frozenset(n.name for n in read if not is_view(n) and roundings.from_memory(n, node))
+        loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
+        again = kind == MADE and products and grows(node) and _may_run_again(node) and readings[storage] <= 1
+        weight = UNKEPT if view and not stays else packed_bytes(node)
         values[node.name] = Value(
-            node.name, inputs, kind, storage, UNKEPT if view and not stays else packed_bytes(node), _bytes(node),
+            node.name, inputs, CHEAP if again else kind, storage, weight, _bytes(node),
             is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
+            product_s=library_s(node) if again else 0.0,
         )  # fmt: skip
-    return Flow(values)
+    flow = Flow(values)
+    return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
 
 
 TWIN = "*"
@@ -131,6 +144,14 @@ def _described_twin(
         follows = is_view(node) or (roundings.follows(node) and arithmetic.follows(node, inlined=True))
         values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
     return name
+
+
+def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
+    """Whether forward's kernel loads an operand that backward reads too; a library's operator does, and who reads what
+    such a one made."""
+    if is_view(node):
+        return in_memory(reader) or in_memory(behind_views(node))
+    return in_memory(node) or roundings.from_memory(node, reader)
 
 
 def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:
@@ -213,14 +234,16 @@ def is_cheap(node: fx.Node) -> bool:
     source = _source(node)
     if source is not node:
         return _looks(source)
-    if node.op != "call_function" or node.is_impure():
-        return False
-    if str(node.meta.get("recompute", "")).endswith("MUST_SAVE"):
+    if node.op != "call_function" or node.is_impure() or not _may_run_again(node):
         return False
     if node.target in _copies() or _looks(node):
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _may_run_again(node: fx.Node) -> bool:
+    return not str(node.meta.get("recompute", "")).endswith("MUST_SAVE")
 
 
 def packed_bytes(node: fx.Node) -> int:
