@@ -17,7 +17,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import Builder, Cone, copied
-from gistkit.compiled.materialise import rounding, writing
+from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, value
 

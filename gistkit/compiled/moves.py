@@ -18,8 +18,7 @@ from gistkit.compiled.forms import lossy, packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.products import grows
-from gistkit.compiled.rebuilds.choice import Limits, left_out
+from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
@@ -77,7 +76,8 @@ class Moves:
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=settings.exact, time_share=share)
         choice, cones = planned(pair, static_inputs, limits)
         if choice.left_out:
-            self.notes.append(left_out(choice, limits))
+            seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
+            self.notes.append(f"{count} rebuilds are left out: {1e3 * seconds:.3f} ms beyond {share:.0%} of the step")
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
@@ -156,14 +156,13 @@ class Moves:
     def _rebuild(self, cone: edit.Cone) -> None:
         if not self.pair.is_saved(cone.root):
             return
-        if self.settings.exact or any(map(grows, cone.nodes)):
+        if self.settings.exact:
             edit.rebuild(self.pair, cone, laid_out=self._same)
         else:
             rebuild_late(self.pair, cone)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
-        self._made[node.name] = packing.described(
-            node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"
-        )
+        why = f"computed anew from {sources}"
+        self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)
 
     def _encode(self, choice: packing.Choice) -> None:
         node = choice.node

@@ -1,45 +1,20 @@
 """Products and convolutions that backward may compute anew: those that make at least twice the bytes that they read.
 
 A 1x1 convolution from 64 to 256 channels moves 1.25 bytes for each byte that is not kept then, an activation's rebuild
-2 and that of a residual sum 3. The library computes the same bits again from the same operands; a convolution goes
-through ``gistkit::convolved``, as Inductor lays out a graph's images by the convolutions that it finds there.
+2 and that of a residual sum 3. The library computes the same bits again from the same operands.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import fx
 
-from gistkit.compiled import compat
+from gistkit.compiled.operators import convolving
 from gistkit.compiled.split import is_tensor, storage_bytes, value
 
 aten = torch.ops.aten
 _ALIGNED = 8
 """Channels that are summed over are a multiple of this; a library pads others, which takes ten times as long."""
-_LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
-_LIBRARY.define(
-    "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups) -> Tensor"
-)
-
-
-def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    zeros = [0] * len(stride)
-    return aten.convolution.default(x, weight, None, stride, padding, dilation, False, zeros, groups)
-
-
-_LIBRARY.impl("convolved", _convolved, "CompositeExplicitAutograd")
-torch.library.register_fake("gistkit::convolved", _convolved, lib=_LIBRARY)
-
-
-@cache
-def convolving() -> Any:
-    """The operator; Inductor knows how to compile it from the first call on."""
-    overload = torch.ops.gistkit.convolved.default
-    compat.register_convolved_lowering(overload)
-    return overload
 
 
 def grows(node: fx.Node) -> bool:

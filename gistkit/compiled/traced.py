@@ -18,9 +18,7 @@ from gistkit.runtime import WHEN_TRACED, CompressedForward
 
 _SETTINGS: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()
 _OWNERS: weakref.WeakKeyDictionary[Any, list[CompressedForward]] = weakref.WeakKeyDictionary()
-_RECORDS: weakref.WeakKeyDictionary[CompressedForward, dict[tuple[int, int], list[GraphRecord]]] = (
-    weakref.WeakKeyDictionary()
-)
+_RECORDS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], list[GraphRecord]]] = weakref.WeakKeyDictionary()
 """By the number of the Python frame: one that is compiled again takes the place of the first."""
 
 

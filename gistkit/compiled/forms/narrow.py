@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -209,12 +210,9 @@ class _Arithmetic:
         words, build = fp10_words(elements), self.build
         flat = build(aten.reshape.default, codes, [-1])
         flat = build(aten.constant_pad_nd.default, flat, [0, 3 * words - value(flat).numel()])
-        packed: fx.Node | None = None
-        for i in range(3):
-            part = build(aten.slice.Tensor, flat, 0, i * words, (i + 1) * words)
-            packed = part if packed is None else build(aten.bitwise_or.Tensor, packed, self.shifted(part, -10 * i))
-        assert packed is not None
-        return packed
+        parts = [build(aten.slice.Tensor, flat, 0, i * words, (i + 1) * words) for i in range(3)]
+        shifted = [self.shifted(part, -10 * i) if i else part for i, part in enumerate(parts)]
+        return reduce(partial(build, aten.bitwise_or.Tensor), shifted)
 
     def from_planes(self, words: fx.Node, elements: int) -> fx.Node:
         """The first codes of :meth:`planes`' words, flat."""

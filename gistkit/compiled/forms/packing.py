@@ -11,9 +11,8 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.edit import Encoding
 from gistkit.compiled.forms import bits, lossy
-from gistkit.compiled.forms.narrow import narrow
+from gistkit.compiled.forms.narrow import Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
@@ -32,7 +31,7 @@ class Choice:
     """What becomes of one saved tensor: its encoding, None where it stays, and why."""
 
     node: fx.Node
-    form: Encoding | None
+    form: bits.Bits | bits.Signs | Narrow | None
     reason: str
 
 

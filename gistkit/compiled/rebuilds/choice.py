@@ -111,8 +111,7 @@ class _Search:
         if (at := frozenset(kept)) != self.reached_at:
             self.reached_at, self.reached = at, {}
         if root not in self.reached:
-            found = self._reach(root, at)
-            self.reached[root] = found
+            self.reached[root] = self._reach(root, at)
         return self.reached[root]
 
     def _reach(self, root: str, kept: frozenset[str]) -> _Reach:
@@ -192,10 +191,7 @@ class _Search:
 
     def best_pin(self, over: list[str], reaches: dict[str, _Reach], kept: set[str]) -> str:
         values = self.flow.values
-        hits: dict[str, int] = {}
-        for root in over:
-            for name in {*reaches[root].nodes, *reaches[root].chain}:
-                hits[name] = hits.get(name, 0) + 1
+        hits = Counter(name for root in over for name in {*reaches[root].nodes, *reaches[root].chain})
         first = over[0]
         best, score = self.flow.base(values[first]).name, 0.0
         for name in (n for n in values if n in reaches[first].nodes or n in reaches[first].chain):
@@ -232,7 +228,8 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
         used.update(dict.fromkeys(_kept_leaves(flow, reach)))
     kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in used}.values())
     names = tuple(n for n in flow.values if n in used)
-    reasons = tuple(_too_long(slow[n]) if n in slow else search.reason(n) for n in names)
+    words = {n: f"computing it anew would take {1e6 * cone.time_s:.0f} us by the model" for n, cone in slow.items()}
+    reasons = tuple(words.get(n) or search.reason(n) for n in names)
     return Choice(names, reasons, tuple(cones), tuple(slow.values()), flow.plain_bytes(), kept_bytes)
 
 
@@ -300,19 +297,6 @@ def _slowest(flow: Flow, cones: list[Cone], limit_s: float) -> list[Cone]:
         found += group
         over_s -= sum(cone.time_s for cone in group)
     return found
-
-
-def left_out(choice: Choice, limits: Limits) -> str:
-    """What was left out, in words."""
-    size, seconds = (sum(getattr(c, name) for c in choice.left_out) for name in ("saved_bytes", "time_s"))
-    return (
-        f"{len(choice.left_out)} rebuilds, {size / 2**20:.2f} MiB, are left out: by the model they would take "
-        f"{1e3 * seconds:.3f} ms beyond {limits.time_share:.0%} of the step, which all rebuilds may take"
-    )
-
-
-def _too_long(cone: Cone) -> str:
-    return f"computing it anew would take {1e6 * cone.time_s:.0f} us by the model; the step's share is spent"
 
 
 def _only_views(flow: Flow, reach: _Reach) -> bool:

@@ -21,13 +21,12 @@ from gistkit.compiled.rebuilds.arithmetic import Arithmetic
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
 from gistkit.compiled.rebuilds.times import library_s, step_s
 from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.planning.min_cut import UNKEPT  # the weight of views, and of what would be rounded if it were kept
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
-UNKEPT = 1 << 60
-"""Weight of what cannot be kept: views, and values that would be rounded if they were."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,9 @@ def describe(
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
-        inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
+        inputs = tuple(n.name for n in node.all_input_nodes)
+        if not is_view(node):
+            inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
         if not is_tensor(node):
             kind = FREE if is_number(node) else _tuple_kind(node)
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
@@ -126,21 +127,12 @@ def _twin(
     node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
 ) -> str:
     """The name of what ``reader`` reads for an operand: the operand, or its twin, which is described here."""
-    if not is_tensor(node) or not arithmetic.inlined(node, reader) or is_view(reader):
+    if not is_tensor(node) or not arithmetic.inlined(node, reader):
         return node.name
-    return _described_twin(node, reader, arithmetic, roundings, values)
-
-
-def _described_twin(
-    node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
-) -> str:
     name = node.name + TWIN
     if name not in values:
-        inner = [n for n in node.all_input_nodes if is_tensor(n)]
-        inputs = tuple(
-            _described_twin(n, reader, arithmetic, roundings, values) if arithmetic.inlined(n, reader) else n.name
-            for n in inner
-        )
+        inner = (n for n in node.all_input_nodes if is_tensor(n))
+        inputs = tuple(_twin(n, reader, arithmetic, roundings, values) for n in inner)
         follows = is_view(node) or (roundings.follows(node) and arithmetic.follows(node, inlined=True))
         values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
     return name
@@ -156,12 +148,10 @@ def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
 
 def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:
     """Whether what a view is of may be kept in its place."""
-    if not view:
-        return True
-    base = values[node.all_input_nodes[0].name]
-    while base.view or base.storage < 0:
+    base = values[node.all_input_nodes[0].name] if view else None
+    while base is not None and (base.view or base.storage < 0):
         base = values[base.inputs[0]]
-    return base.settled
+    return base is None or base.settled
 
 
 def _is_relaid(node: fx.Node) -> bool:
@@ -178,10 +168,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
     if node.op != "call_function":
         return False
     made_by = _source(node)
-    if not _looks(made_by) or not made_by.all_input_nodes:
-        return False
-    x = made_by.all_input_nodes[0]
-    known = values.get(x.name)
+    known = values.get(made_by.all_input_nodes[0].name) if _looks(made_by) and made_by.all_input_nodes else None
     return known is not None and known.storage == storage
 
 
