@@ -253,5 +253,5 @@ def lower_convolved(operator: Any) -> None:
 
     @_rule(operator)
     def lower(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
-        convolution = lowerings[torch.ops.aten.convolution.default]
-        return convolution(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+        made = lowerings[torch.ops.aten.convolution.default]
+        return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -2,8 +2,8 @@
 
 Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
 of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
-then, where a format is named, narrow floats, the largest first. What no move was needed for stays as torch.compile has
-it."""
+then, where a format is named, narrow floats, the largest first. No other move is made.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Moves:
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
-        free = settings.budget is not None or settings.lossy is not None  # to round and to decode takes longer
+        free = settings.budget is not None or settings.lossy is not None  # rounding and decoding takes longer
         share = float("inf") if free else TIME_SHARE
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=settings.exact, time_share=share)
         choice, cones = planned(pair, static_inputs, limits)

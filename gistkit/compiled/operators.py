@@ -14,9 +14,7 @@
   readers of the quotient, so there they are two. (H200's machine code, triton 3.6; the reciprocal square roots differ
   in their last bit now and then.) A kernel of backward that is to have the bits of one that reads it must do so too.
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
-  images by the convolutions that it finds there.
-
-Outside of Inductor all but the last are copies.
+  images by the convolutions that it finds there. The others are copies outside of Inductor.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
 
 
 def _operator(
-    schema: str, rule: Callable[[Any], None], made: Callable, fake: Callable | None = None
+    schema: str, rule: Callable[[Any], None], made: Callable = lambda x, *_: x.clone(), fake: Callable | None = None
 ) -> Callable[[], Any]:
     """An operator; Inductor knows how to compile it from the first call of what is returned on."""
     name = schema.partition("(")[0]
@@ -51,10 +49,6 @@ def _operator(
     return overload
 
 
-def _copy(x: torch.Tensor, *_: Any) -> torch.Tensor:
-    return x.clone()
-
-
 def _laid_out(x: torch.Tensor, after: torch.Tensor, strides: list[int] | None = None) -> torch.Tensor:
     """The result as Inductor lays it out: Inductor copies an operand of a library whose strides it takes for others."""
     return x.clone() if strides is None else torch.empty_strided(x.size(), strides, dtype=x.dtype, device=x.device)
@@ -65,12 +59,12 @@ def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any,
 
 
 materialised = _operator(
-    "materialised(Tensor x, Tensor after, int[]? strides=None)", compat.lower_materialised, _copy, _laid_out
+    "materialised(Tensor x, Tensor after, int[]? strides=None)", compat.lower_materialised, fake=_laid_out
 )
-writing = _operator("written(Tensor x)", compat.lower_written, _copy)
-rounding = _operator("rounded(Tensor x)", compat.lower_rounded, _copy)
-taking = _operator("moment(Tensor x, float count)", compat.lower_moment, _copy)
-dividing = _operator("variance(Tensor x, float count)", compat.lower_variance, _copy)
+writing = _operator("written(Tensor x)", compat.lower_written)
+rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
+taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
+dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
     compat.lower_convolved, _convolved,

@@ -1,8 +1,7 @@
 """``torch.compile`` of a model that ``gistkit.compress`` has compressed: its own forward is traced, gistkit cuts.
 
 While Dynamo traces a compressed forward it calls :func:`note`, which remembers the settings for the graph that is being
-traced and makes :class:`~gistkit.compiled.custom.ForTraced` Inductor's partitioner. That cuts graphs without such
-settings as PyTorch does.
+traced and makes :class:`~gistkit.compiled.custom.ForTraced` Inductor's partitioner. Others it cuts as PyTorch does.
 """
 
 from __future__ import annotations

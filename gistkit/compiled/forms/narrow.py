@@ -55,7 +55,8 @@ class Narrow:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
         wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
         exponents = op.exponents(wide)
-        factor = op.power_of_two(op.minus_from(self.fmt.max_exponent + 127, exponents))
+        most = self.fmt.max_exponent + 127
+        factor = op.power_of_two(build(aten.add.Tensor, build(aten.neg.default, exponents), most))
         if self.hardware:
             codes = op.hardware_codes(build(aten.mul.Tensor, wide, factor), flush=False)
         else:
@@ -118,9 +119,6 @@ class _Arithmetic:
         if not isinstance(some, fx.Node):
             some = self.build.full([], some, v.dtype, v.device)
         return self.build(aten.where.self, condition, some, other)
-
-    def minus_from(self, number: int, x: fx.Node) -> fx.Node:
-        return self.build(aten.add.Tensor, self.build(aten.neg.default, x), number)
 
     def shifted(self, x: fx.Node, right: int) -> fx.Node:
         """x >> right of an int32 that is not negative, x << -right."""

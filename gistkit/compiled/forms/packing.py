@@ -20,8 +20,7 @@ from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, va
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
-"""Of all kept bytes. What is smaller is not rounded, as the means of a layer norm: decoded within the norm's backward,
-they have Inductor write what it computes from them in fp32."""
+"""Of all kept bytes. What is smaller is not rounded: a layer norm's means, if decoded, cost a pass of their own."""
 SHARED = "several saved tensors are on this storage"
 VALUES = "values that backward reads, each in full"
 

@@ -205,9 +205,7 @@ class _Search:
     def pruned(self, kept: set[str], pins: set[str]) -> set[str]:
         """Without those pins that all rebuilds stay within the limits without."""
         for name in sorted(kept & pins - self.small, key=lambda n: -self.flow.values[n].weight):
-            without = kept - {name}
-            if not self.anew(self.flow.values[name]):
-                continue
+            without = kept - {name} if self.anew(self.flow.values[name]) else kept
             if not any(self.exceeds(r, self.reach(r, without)) for r in self.roots):
                 kept = without
         return kept
@@ -217,15 +215,15 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     """The choice for a flow; always the same for the same flow and limits."""
     search = _Search(flow, limits)
     kept, slow = search.solve(), dict[str, Cone]()
-    anew = _anew(search, kept)
-    cones = _cones(search, anew)
-    while worst := _slowest(flow, cones, limits.time_share * flow.step_s):
-        slow |= {flow.base(flow.values[cone.root]).name: cone for cone in worst}
-        anew = _anew(search, kept | set(slow))
-        cones = _cones(search, anew)
-    used = dict.fromkeys([*search.small, *(flow.base(flow.values[r]).name for r in search.roots if r not in anew)])
-    for reach in anew.values():
-        used.update(dict.fromkeys(_kept_leaves(flow, reach)))
+    cones = _cones(search, kept)
+    while over := {flow.base(flow.values[c.root]).name: c for c in _slowest(flow, cones, limits)}:
+        if over.keys() <= slow.keys():  # views of what is kept are all that is left
+            break
+        slow |= over
+        cones = _cones(search, kept | set(slow))
+    rebuilt = {cone.root for cone in cones}
+    used = dict.fromkeys([*search.small, *(flow.base(flow.values[r]).name for r in search.roots if r not in rebuilt)])
+    used |= dict.fromkeys(n for cone in cones for n in _kept_leaves(flow, cone.leaves, cone.rebuilt_leaves))
     kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in used}.values())
     names = tuple(n for n in flow.values if n in used)
     words = {n: f"computing it anew would take {1e6 * cone.time_s:.0f} us by the model" for n, cone in slow.items()}
@@ -233,25 +231,20 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     return Choice(names, reasons, tuple(cones), tuple(slow.values()), flow.plain_bytes(), kept_bytes)
 
 
-def _anew(search: _Search, kept: set[str]) -> dict[str, _Reach]:
-    """What is rebuilt, and how. A view of a kept storage that no other rebuild reads stays as it is, not its base."""
-    flow = search.flow
+def _cones(search: _Search, kept: set[str]) -> list[Cone]:
+    """Each rebuild. A view of a kept storage that no other rebuild reads stays as it is, instead of its base."""
+    flow, cones, counted = search.flow, list[Cone](), set[int]()
     reaches = {root: search.reach(root, kept) for root in search.roots}
     read = {n for reach in reaches.values() for n in reach.leaves if not _only_views(flow, reach)}
     lone = {r for r, reach in reaches.items() if _only_views(flow, reach) and not set(reach.leaves) & read}
-    return {r: reach for r, reach in reaches.items() if reach.nodes and r not in lone}
-
-
-def _cones(search: _Search, reaches: dict[str, _Reach]) -> list[Cone]:
-    """Each rebuild with its figures."""
-    flow, values, cones, counted = search.flow, search.flow.values, list[Cone](), set[int]()
-    stay = {flow.base(v).storage for v in flow.needed() if v.name not in reaches}
-    for root, reach in reaches.items():
-        base = flow.base(values[root])
+    anew = {r: reach for r, reach in reaches.items() if reach.nodes and r not in lone}
+    stay = {flow.base(v).storage for v in flow.needed() if v.name not in anew}
+    for root, reach in anew.items():
+        base = flow.base(flow.values[root])
         gone = base.storage not in stay and base.storage not in counted
         counted.add(base.storage)
-        extra = tuple(n for n in _kept_leaves(flow, reach) if not values[n].needed)
-        bitwise = all(values[n].follows for n in reach.nodes) and all(values[n].settled for n in extra)
+        extra = tuple(n for n in _kept_leaves(flow, reach.leaves, reach.rebuilt) if not flow.values[n].needed)
+        bitwise = all(flow.values[n].follows for n in reach.nodes) and all(flow.values[n].settled for n in extra)
         cones.append(Cone(
             root, reach.nodes, reach.leaves, extra, reach.rebuilt, reach.depth, base.weight if gone else 0,
             reach.read_bytes, _time_s(search, root, reach), bitwise,
@@ -259,8 +252,8 @@ def _cones(search: _Search, reaches: dict[str, _Reach]) -> list[Cone]:
     return cones
 
 
-def _kept_leaves(flow: Flow, reach: _Reach) -> list[str]:
-    return [n for n in reach.leaves if flow.values[n].kind != FREE and n not in reach.rebuilt]
+def _kept_leaves(flow: Flow, leaves: tuple[str, ...], rebuilt: tuple[str, ...]) -> list[str]:
+    return [n for n in leaves if flow.values[n].kind != FREE and n not in rebuilt]
 
 
 def _time_s(search: _Search, root: str, reach: _Reach) -> float:
@@ -270,14 +263,13 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
     if _only_views(flow, reach):
         return 0.0
     products = [n for n in reach.nodes if flow.values[n].product_s]
-    moved = reach.read_bytes * search.limits.bitwise + made.read_bytes
-    if flow.base(made).name in products:
-        moved = 0
+    pointwise = flow.base(made).name not in products
+    moved = pointwise * (reach.read_bytes * search.limits.bitwise + made.read_bytes)
     moved += sum(flow.values[n].read_bytes for n in products if n != flow.base(made).name)
     return sum(flow.values[n].product_s for n in products) + moved / BYTES_A_S
 
 
-def _slowest(flow: Flow, cones: list[Cone], limit_s: float) -> list[Cone]:
+def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> list[Cone]:
     """Those cones to do without that free least bytes for their time: half of what exceeds the limit, so that others
     become cheaper by what is kept then. Those of one storage go together, and those that something is kept for share
     its bytes."""
@@ -290,7 +282,8 @@ def _slowest(flow: Flow, cones: list[Cone], limit_s: float) -> list[Cone]:
         extra = sum(flow.values[n].weight / shares[n] for cone in group for n in cone.extra_leaves)
         return (sum(cone.saved_bytes for cone in group) - extra) / max(sum(cone.time_s for cone in group), 1e-12)
 
-    over_s, found = (sum(cone.time_s for cone in cones) - limit_s) / 2, list[Cone]()
+    found = list[Cone]()
+    over_s = (sum(cone.time_s for cone in cones) - limits.time_share * flow.step_s) / 2
     for group in sorted(storages.values(), key=worth):
         if over_s <= 0:
             break

@@ -96,7 +96,7 @@ def describe(
         if not is_view(node):
             inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
         if not is_tensor(node):
-            kind = FREE if is_number(node) else _tuple_kind(node)
+            kind = FREE if is_number(node) else CHEAP if _looks(node) else MADE
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
             continue
         storage = storage_of(node)
@@ -177,10 +177,6 @@ def _source(node: fx.Node) -> fx.Node:
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return node.args[0]
     return node
-
-
-def _tuple_kind(node: fx.Node) -> str:
-    return CHEAP if _looks(node) else MADE
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
