@@ -159,8 +159,8 @@ class _Search:
             return "made by an operator that only forward runs"
         if not self.anew(v):
             return "its bits depend on the kernels that Inductor chooses"
-        within = f"{self.limits.reads:g}x reads and depth {self.limits.depth}"
-        return f"no sources are cheaper within {within}" + (", bit for bit" if self.limits.bitwise else "")
+        bits = ", bit for bit" if self.limits.bitwise else ""
+        return f"no sources are cheaper within {self.limits.reads:g}x reads and depth {self.limits.depth}{bits}"
 
     def solve(self) -> set[str]:
         """What is kept."""
@@ -216,11 +216,15 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     search = _Search(flow, limits)
     kept, slow = search.solve(), dict[str, Cone]()
     cones = _cones(search, kept)
-    while over := {flow.base(flow.values[c.root]).name: c for c in _slowest(flow, cones, limits)}:
-        if over.keys() <= slow.keys():  # views of what is kept are all that is left
-            break
+    while not (over := _slowest(flow, cones, limits)).keys() <= slow.keys():  # else views of what is kept are left
         slow |= over
         cones = _cones(search, kept | set(slow))
+    for name, cone in sorted(slow.items(), key=lambda item: -item[1].saved_bytes / max(item[1].time_s, 1e-12)):
+        if sum(c.time_s for c in cones) + cone.time_s <= limits.time_share * flow.step_s:  # it may fit after all
+            more = _cones(search, kept | (slow.keys() - {name}))
+            if not _slowest(flow, more, limits):
+                cones = more
+                del slow[name]
     rebuilt = {cone.root for cone in cones}
     used = dict.fromkeys([*search.small, *(flow.base(flow.values[r]).name for r in search.roots if r not in rebuilt)])
     used |= dict.fromkeys(n for cone in cones for n in _kept_leaves(flow, cone.leaves, cone.rebuilt_leaves))
@@ -269,10 +273,9 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
     return sum(flow.values[n].product_s for n in products) + moved / BYTES_A_S
 
 
-def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> list[Cone]:
-    """Those cones to do without that free least bytes for their time: half of what exceeds the limit, so that others
-    become cheaper by what is kept then. Those of one storage go together, and those that something is kept for share
-    its bytes."""
+def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> dict[str, Cone]:
+    """What to keep after all, with the cones that free least bytes for their time: half of what exceeds the limit, so
+    that others become cheaper. Those of one storage go together; those that a value is kept for share its bytes."""
     shares = Counter(n for cone in cones for n in cone.extra_leaves)
     storages: dict[int, list[Cone]] = {}
     for cone in cones:
@@ -282,12 +285,12 @@ def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> list[Cone]:
         extra = sum(flow.values[n].weight / shares[n] for cone in group for n in cone.extra_leaves)
         return (sum(cone.saved_bytes for cone in group) - extra) / max(sum(cone.time_s for cone in group), 1e-12)
 
-    found = list[Cone]()
+    found: dict[str, Cone] = {}
     over_s = (sum(cone.time_s for cone in cones) - limits.time_share * flow.step_s) / 2
     for group in sorted(storages.values(), key=worth):
         if over_s <= 0:
             break
-        found += group
+        found |= {flow.base(flow.values[cone.root]).name: cone for cone in group}
         over_s -= sum(cone.time_s for cone in group)
     return found
 

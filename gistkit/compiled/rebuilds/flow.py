@@ -92,9 +92,7 @@ def describe(
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
-        inputs = tuple(n.name for n in node.all_input_nodes)
-        if not is_view(node):
-            inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
+        inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
         if not is_tensor(node):
             kind = FREE if is_number(node) else CHEAP if _looks(node) else MADE
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
@@ -127,7 +125,7 @@ def _twin(
     node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
 ) -> str:
     """The name of what ``reader`` reads for an operand: the operand, or its twin, which is described here."""
-    if not is_tensor(node) or not arithmetic.inlined(node, reader):
+    if not is_tensor(node) or not arithmetic.inlined(node, reader) or is_view(reader):
         return node.name
     name = node.name + TWIN
     if name not in values:

@@ -18,14 +18,13 @@ from gistkit.compiled.split import Pair, is_tensor, storage_bytes, storage_of, v
 
 BYTES_A_S, OPERATIONS_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}
 """What Triton's kernels and products reached in steps on an H100, products by the bytes of an element."""
-_MOVED = 4.5
 
 
 def step_s(pair: Pair, kept_bytes: int) -> float:
     """Of forward and backward."""
     nodes = (n for module in (pair.forward, pair.backward) for n in module.graph.nodes if n.op == "call_function")
     made = sum(library_s(n) for n in nodes if n.target is not operator.getitem and in_memory(n))
-    return made + _MOVED * kept_bytes / BYTES_A_S
+    return made + 4.5 * kept_bytes / BYTES_A_S
 
 
 def library_s(node: fx.Node) -> float:
