@@ -71,9 +71,9 @@ class Moves:
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
-        free = settings.budget is not None or settings.lossy is not None  # rounding and decoding takes longer
-        share = float("inf") if free else TIME_SHARE
-        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=settings.exact, time_share=share)
+        limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
+        share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
+        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share)
         choice, cones = planned(pair, static_inputs, limits)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)

@@ -1,8 +1,8 @@
 """Seconds that a step and its products take on a GPU, modelled: what rebuilds are held to a share of.
 
-An operator of a library takes the longer of its bytes at the bandwidth and its operations at their rate. Fused kernels
-move the kept bytes 4.5 times. So an H100's step (bf16, batch 128) of ResNet-50 takes 16.4 ms (measured 23.1), of ViT-S
-14.2 (16.5), ConvNeXt-T 32.2 (32.1), EfficientNet-B0 15.2 (21.3).
+An operator of a library takes the longer of its bytes at the bandwidth and its operations at their rate, fused kernels
+4.5 times the kept bytes: for an H100's step (bf16, batch 128) of ResNet-50 16.4 ms (measured 23.1), ViT-S 14.2 (16.5),
+ConvNeXt-T 32.2 (32.1), EfficientNet-B0 15.2 (21.3).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from gistkit.compiled import compat
 from gistkit.compiled.rebuilds.rounding import in_memory
 from gistkit.compiled.split import Pair, is_tensor, storage_bytes, storage_of, value
 
@@ -32,7 +33,7 @@ def library_s(node: fx.Node) -> float:
     made = [n for n in (node, *node.users) if is_tensor(n) and (n is node or n.target is operator.getitem)]
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))  # type: ignore[arg-type]
     args, kwargs = map_arg((node.args, node.kwargs), value)
-    count = float(formula(*args, **kwargs, out_val=value(node))) if formula and made else 0.0
+    count = compat.hint(formula(*args, **kwargs, out_val=value(node))) if formula and made else 0
     rate = OPERATIONS_A_S.get(value(made[0]).element_size() if made else 4, OPERATIONS_A_S[4])
     moved = {storage_of(n): storage_bytes(n) for n in (*node.all_input_nodes, *made) if is_tensor(n)}
     return max(sum(moved.values()) / BYTES_A_S, count / rate)
