@@ -13,8 +13,7 @@ from gistkit.compiled.operators import convolving
 from gistkit.compiled.split import is_tensor, storage_bytes, value
 
 aten = torch.ops.aten
-_ALIGNED = 8
-"""Channels that are summed over are a multiple of this; a library pads others, which takes ten times as long."""
+_ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
 
 
 def grows(node: fx.Node) -> bool:
