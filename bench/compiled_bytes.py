@@ -139,6 +139,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
         plain = Pair(*compat.min_cut(copied(gm), inputs, **words), results)
         joint.rewritten(gm)
         pair = Pair(*compat.min_cut(gm, inputs, **words), results)
+        free = replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))
         began = time.perf_counter()
         flow = describe(pair, words.get("static_lifetime_input_indices"))
         choice = choose(flow, limits)
@@ -149,7 +150,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
             chosen_in_s=round(time.perf_counter() - began, 3),
             kept_of_saved_bytes=choose(of_saved(flow, limits), limits).kept_bytes,
             kept_any_bits_bytes=choose(flow, replace(limits, bitwise=False)).kept_bytes,
-            kept_unlimited_bytes=choose(flow, replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))).kept_bytes,
+            kept_unlimited_bytes=choose(flow, free).kept_bytes,
             largest=largest(pair, choice),
         )  # fmt: skip
 
@@ -164,7 +165,7 @@ def of_saved(flow: Flow, limits: Limits) -> Flow:
     def barred(v: Value) -> bool:
         return v.storage not in saved and v.weight >= limits.least_bytes
 
-    return Flow({n: replace(v, weight=UNKEPT) if barred(v) else v for n, v in flow.values.items()})
+    return replace(flow, values={n: replace(v, weight=UNKEPT) if barred(v) else v for n, v in flow.values.items()})
 
 
 def largest(pair: Pair, choice: Choice) -> list[dict[str, Any]]:
