@@ -8,7 +8,7 @@ rebuilds. Counted are storages that backward alone keeps alive, masks and max-po
 side. Nothing is compiled or run, so a CPU is enough; norms are computed in fp32 under autocast as on CUDA, but the
 attention is a CPU's. ``reads`` in a row: bytes that rebuilds read in backward, of which plain reads ``rebuilt_bytes``.
 ``kept_of_saved_bytes``: if only what PyTorch's cut keeps may be kept, and small tensors; ``kept_any_bits_bytes``: with
-rebuilds that are not bitwise by construction; ``kept_unlimited_bytes``: without limits to reads and depth.
+rebuilds that are not bitwise by construction; ``kept_unlimited_bytes``: without limits to reads, depth and time.
 Needs timm for all but ``gpt``.
 """
 
@@ -36,6 +36,7 @@ from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, joint
 from gistkit.compiled.forms.packing import own_tensors
+from gistkit.compiled.moves import TIME_SHARE
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
 from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
@@ -138,6 +139,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
         plain = Pair(*compat.min_cut(copied(gm), inputs, **words), results)
         joint.rewritten(gm)
         pair = Pair(*compat.min_cut(gm, inputs, **words), results)
+        free = replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))
         began = time.perf_counter()
         flow = describe(pair, words.get("static_lifetime_input_indices"))
         choice = choose(flow, limits)
@@ -148,7 +150,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
             chosen_in_s=round(time.perf_counter() - began, 3),
             kept_of_saved_bytes=choose(of_saved(flow, limits), limits).kept_bytes,
             kept_any_bits_bytes=choose(flow, replace(limits, bitwise=False)).kept_bytes,
-            kept_unlimited_bytes=choose(flow, replace(limits, depth=10**6, reads=1e9)).kept_bytes,
+            kept_unlimited_bytes=choose(flow, free).kept_bytes,
             largest=largest(pair, choice),
         )  # fmt: skip
 
@@ -163,7 +165,7 @@ def of_saved(flow: Flow, limits: Limits) -> Flow:
     def barred(v: Value) -> bool:
         return v.storage not in saved and v.weight >= limits.least_bytes
 
-    return Flow({n: replace(v, weight=UNKEPT) if barred(v) else v for n, v in flow.values.items()})
+    return replace(flow, values={n: replace(v, weight=UNKEPT) if barred(v) else v for n, v in flow.values.items()})
 
 
 def largest(pair: Pair, choice: Choice) -> list[dict[str, Any]]:
@@ -203,7 +205,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=Limits.depth)
     parser.add_argument("--reads", type=float, default=Limits.reads)
     words = parser.parse_args(argv)
-    limits = Limits(words.depth, words.reads)
+    limits = Limits(words.depth, words.reads, time_share=TIME_SHARE)
     rows = []
     for dtype in words.dtypes.split(","):
         for name in words.models.split(","):

@@ -1,6 +1,6 @@
 """Memory traffic of a compiled training step, plain and under gistkit, read from Inductor's code for an H200.
 
-    python -m bench.compiled_traffic [--blocks resnet,vit] [--classes bitwise,reassociated] [--batch 128] [--top 12]
+    python -m bench.compiled_traffic [--blocks resnet,vit] [--classes bitwise,reassociated,fp8s] [--batch 128]
 
 No GPU is needed: a few blocks of each network, bf16 under autocast, are lowered on fake tensors (torch 2.13,
 :mod:`tests.support.gpu_code`) and the code is read. A kernel of Triton moves each buffer that it names once, and once
@@ -30,10 +30,34 @@ from torch import nn
 from bench.compiled_bytes import norms_in_fp32
 from gistkit.compiled import Settings, moves, partitioner, record
 from gistkit.compiled.custom import Partitioner
+from gistkit.compiled.forms import narrow
+from gistkit.planning.forms.options import FIDELITIES
 
 L2_BYTES, BYTES_A_S, LAUNCH_S = 50 << 20, 4.0e12, 2e-6
-WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "i1": 1, "i8": 1, "u8": 1, "i16": 2, "i32": 4, "i64": 8}
-DTYPES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1, "uint8": 1, "int64": 8}
+WIDTHS = {
+    "bf16": 2,
+    "fp16": 2,
+    "fp32": 4,
+    "fp64": 8,
+    "fp8e4nv": 1,
+    "i1": 1,
+    "i8": 1,
+    "u8": 1,
+    "i16": 2,
+    "i32": 4,
+    "i64": 8,
+}
+DTYPES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int64": 8,
+}
 NAME, SHAPE = r"(\w+)", r"\(((?:\d+, ?)*\d*)\)"
 
 
@@ -247,12 +271,14 @@ def main(argv: list[str] | None = None) -> int:
         gpu_code.pretend_gpu(patch)
         for module in (moves, partitioner):
             patch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+        patch.setattr(narrow, "converts_to_float8", lambda device: True)
         for block in words.blocks.split(","):
             plain, _, _ = traffic(block, words.batch, None)
-            for fidelity in words.classes.split(","):
-                ours, before, after = traffic(block, words.batch, Settings(fidelity=fidelity))
+            for name in words.classes.split(","):
+                settings = Settings(fidelity=name) if name in FIDELITIES else Settings(lossy=name)
+                ours, before, after = traffic(block, words.batch, settings)
                 title = (
-                    f"{block} {fidelity}: kernels {plain.triton / 1e9:.2f} -> {ours.triton / 1e9:.2f} GB, "
+                    f"{block} {name}: kernels {plain.triton / 1e9:.2f} -> {ours.triton / 1e9:.2f} GB, "
                     f"{plain.ms:.2f} -> {ours.ms:.2f} ms, {plain.launches} -> {ours.launches}; libraries "
                     f"{plain.library / 1e9:.2f} -> {ours.library / 1e9:.2f} GB; kept {before / 2**20:,.0f} -> "
                     f"{after / 2**20:,.0f} MiB ({before / after:.2f}x less)"

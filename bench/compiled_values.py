@@ -36,8 +36,8 @@ from torch.fx.node import has_side_effect
 from bench.compiled import Run, Variant, arguments, caches, unequal
 from bench.rows import environment, utc
 from gistkit.compiled import compat, edit, moves
-from gistkit.compiled.materialise import materialised
 from gistkit.compiled.moves import Moves, Settings
+from gistkit.compiled.operators import materialised
 from gistkit.compiled.partitioner import cut
 from gistkit.compiled.rebuilds.rounding import in_memory
 from gistkit.compiled.split import is_tensor

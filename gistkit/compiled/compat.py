@@ -138,14 +138,34 @@ def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
     return [stands_for[id(p)] for p in given if id(p) in stands_for]
 
 
-def register_materialised_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(x, after, strides)`` is compiled: x becomes a buffer of its own, which is fused with
-    nothing and is not computed before ``after`` is."""
-    register = private("torch._inductor.lowering", "register_lowering")
-    virtualized = private("torch._inductor.virtualized", "V")
-    ir = private("torch._inductor", "ir")
+def emulates_casts() -> bool:
+    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
+    return bool(private("torch._inductor.config", "emulate_precision_casts"))
 
-    @register(operator, type_promotion_kind=None)
+
+def rounds_saved() -> bool:
+    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
+    torch 2.13 does."""
+    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+
+
+def prefers_channels_last(graph: fx.GraphModule) -> bool:
+    """Whether Inductor will lay out the images of a forward graph as channels_last."""
+    decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
+    return bool(decide(graph, is_inference=False))
+
+
+def _rule(operator: Any) -> Any:
+    """A decorator: what it decorates tells Inductor how to compile an operator, from Inductor's own values."""
+    return private("torch._inductor.lowering", "register_lowering")(operator, type_promotion_kind=None)
+
+
+def lower_materialised(operator: Any) -> None:
+    """``operator(x, after, strides)``: x becomes a buffer of its own, which is fused with nothing and is not computed
+    before ``after`` is."""
+    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
+
+    @_rule(operator)
     def lower(x: Any, after: Any, strides: Any = None) -> Any:
         graph = virtualized.graph
         first = len(graph.operations)
@@ -163,18 +183,17 @@ def register_materialised_lowering(operator: Any) -> None:
         return x
 
 
-def register_written_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(x)`` is compiled: x becomes a buffer, which may be fused as any other, in the
-    layout that Inductor gives to what forward saves."""
-    register = private("torch._inductor.lowering", "register_lowering")
-    virtualized = private("torch._inductor.virtualized", "V")
-    ir = private("torch._inductor", "ir")
+def lower_written(operator: Any) -> None:
+    """``operator(x)``: x becomes a buffer, which may be fused as any other, in the layout that Inductor gives to what
+    forward saves."""
+    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
-    @register(operator, type_promotion_kind=None)
+    @_rule(operator)
     def lower(x: Any) -> Any:
         graph = virtualized.graph
         node = graph.current_node
-        strides = _unrounded(node.args[0]).meta["val"].stride()
+        rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
+        strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
         if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
             strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
         if strides and all(isinstance(s, int) for s in strides):
@@ -183,20 +202,12 @@ def register_written_lowering(operator: Any) -> None:
         return x
 
 
-def _unrounded(node: fx.Node) -> fx.Node:
-    """What ``gistkit::rounded`` is of: its layout is the one that torch.compile gives to what it saves."""
-    rounded = node.target is torch.ops.gistkit.rounded.default
-    return node.args[0] if rounded else node  # type: ignore[return-value]
+def lower_moment(operator: Any) -> None:
+    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError where
+    Inductor has the variance otherwise."""
+    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
-
-def register_moment_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(variance, count)`` is compiled: as the one buffer that the variance is computed
-    from. Raises CompileError where Inductor has the variance otherwise."""
-    register = private("torch._inductor.lowering", "register_lowering")
-    virtualized = private("torch._inductor.virtualized", "V")
-    ir = private("torch._inductor", "ir")
-
-    @register(operator, type_promotion_kind=None)
+    @_rule(operator)
     def lower(x: Any, count: float) -> Any:
         quotient = x.data.data
         reads = {read.name for read in quotient.get_reads()} if isinstance(quotient, ir.Pointwise) else set()
@@ -209,51 +220,38 @@ def register_moment_lowering(operator: Any) -> None:
         return ir.TensorBox.create(found)
 
 
-def register_variance_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(moment, count)`` is compiled: as its own variance, the moment over a constant."""
-    register = private("torch._inductor.lowering", "register_lowering")
+def _lower_pointwise(operator: Any, made: Any) -> None:
+    """``operator(x, ...)``: ``made(ops, loaded x, dtype, ...)`` of each element."""
     pointwise = private("torch._inductor.ir", "Pointwise")
     ops = private("torch._inductor.virtualized", "ops")
 
-    @register(operator, type_promotion_kind=None)
-    def lower(x: Any, count: float) -> Any:
+    @_rule(operator)
+    def lower(x: Any, *words: Any) -> Any:
         load, dtype = x.make_loader(), x.get_dtype()
 
         def inner(index: Any) -> Any:
-            return load(index) / ops.constant(count, dtype)
+            return made(ops, load(index), dtype, *words)
 
         return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
 
 
-def emulates_casts() -> bool:
-    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
-    return bool(private("torch._inductor.config", "emulate_precision_casts"))
+def lower_variance(operator: Any) -> None:
+    """``operator(moment, count)``: Inductor's own variance, the moment over a constant."""
+    _lower_pointwise(operator, lambda ops, x, dtype, count: x / ops.constant(count, dtype))
 
 
-def rounds_saved() -> bool:
-    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
-    torch 2.13 does."""
-    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+def lower_rounded(operator: Any) -> None:
+    """``operator(x)``: x is rounded to its own dtype where kernels compute in a wider one."""
+    _lower_pointwise(
+        operator, lambda ops, x, dtype: ops.to_dtype(ops.to_dtype(x, dtype, use_compute_types=False), dtype)
+    )
 
 
-def register_rounded_lowering(operator: Any) -> None:
-    """Tell Inductor how ``operator(x)`` is compiled: x is rounded to its own dtype where kernels compute in a wider
-    one."""
-    register = private("torch._inductor.lowering", "register_lowering")
-    pointwise = private("torch._inductor.ir", "Pointwise")
-    ops = private("torch._inductor.virtualized", "ops")
+def lower_convolved(operator: Any) -> None:
+    """``operator(x, weight, stride, padding, dilation, groups)``: a convolution."""
+    lowerings = private("torch._inductor.lowering", "lowerings")
 
-    @register(operator, type_promotion_kind=None)
-    def lower(x: Any) -> Any:
-        load, dtype = x.make_loader(), x.get_dtype()
-
-        def inner(index: Any) -> Any:
-            return ops.to_dtype(ops.to_dtype(load(index), dtype, use_compute_types=False), dtype)
-
-        return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
-
-
-def prefers_channels_last(graph: fx.GraphModule) -> bool:
-    """Whether Inductor will lay out the images of a forward graph as channels_last."""
-    decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
-    return bool(decide(graph, is_inference=False))
+    @_rule(operator)
+    def lower(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+        made = lowerings[torch.ops.aten.convolution.default]
+        return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
@@ -12,21 +13,15 @@ from gistkit.compiled.moves import Settings
 from gistkit.compiled.partitioner import cut, sources
 
 
+@dataclass(frozen=True)
 class Partitioner(compat.partitioner_base()):
     """:func:`gistkit.compiled.partitioner.cut` under settings, for ``options={"custom_partitioner_fn": ...}``."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    settings: Settings
 
     def uuid(self) -> Any:
         """What PyTorch's caches of compiled graphs tell partitioners apart by."""
         return sources(), repr(self.settings)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Partitioner) and other.settings == self.settings
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
 
     def __call__(
         self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any

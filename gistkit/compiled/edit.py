@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
-from gistkit.compiled.materialise import materialised, rounding, writing
-from gistkit.compiled.moments import dividing, moment_of, taking
+from gistkit.compiled.operators import dividing, materialised, rounding, taking, writing
+from gistkit.compiled.products import again
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
 from gistkit.compiled.split import Pair, value
 
@@ -38,23 +38,6 @@ class Cone:
     rounded: frozenset[tuple[fx.Node, fx.Node]] = frozenset()
     counts: Mapping[fx.Node, float] = field(default_factory=dict)
     loaded: frozenset[fx.Node] = frozenset()
-
-
-class Encoding(Protocol):
-    """A form of a saved tensor as operators of a graph."""
-
-    @property
-    def name(self) -> str:
-        """The form's name."""
-        ...
-
-    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
-        """The payload of x."""
-        ...
-
-    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
-        """The tensor, from its payload."""
-        ...
 
 
 class Builder:
@@ -114,9 +97,9 @@ def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
 
 
 def encode(
-    pair: Pair, node: fx.Node, form: Encoding, materialise: bool | None = False, apart: bool = False
+    pair: Pair, node: fx.Node, form: Any, materialise: bool | None = False, apart: bool = False
 ) -> list[fx.Node]:
-    """Save a tensor in another form: encoded right behind its producer, decoded in backward.
+    """Save a tensor in one of :mod:`gistkit.compiled.forms`: encoded behind its producer, decoded in backward.
 
     ``materialise``: once for all its readers, as by :func:`rebuild`. False: before each reader, to be fused into it;
     readers next to each other share one. None: a buffer for the readers that Inductor cannot fuse and for those right
@@ -130,7 +113,7 @@ def encode(
         if part is not node:
             part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
-    strides = _strides(pair, node) if apart else None
+    strides = _strides(pair, node) if apart or materialise is None else None
     _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, strides)
     pair.forget(node)
     return payload
@@ -150,7 +133,7 @@ def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
 
 def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:
     """The moment of a variance in forward's graph; made once."""
-    found = moment_of(variance)
+    found = next((user for user in variance.users if user.target is torch.ops.gistkit.moment.default), None)
     if found is None:
         found = Builder(pair.forward.graph, _behind(variance))(taking(), variance, count)
         found._rename(pair.fresh_name(f"moment_{variance.name}"))
@@ -190,6 +173,7 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
             setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
         with build.graph.inserting_before(build.before):
             made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
+        again(made)
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)

@@ -17,8 +17,9 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import Builder, Cone, copied
-from gistkit.compiled.materialise import rounding, writing
+from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, value
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def rebuild_late(pair: Pair, cone: Cone) -> None:
     def make(before: fx.Node) -> fx.Node:
         build = Builder(pair.backward.graph, before, backward=True)
         made = copied(pair, build, cone, {leaf: pair.place(leaf) for leaf in cone.leaves})[cone.root]
-        return build(rounding(), made) if value(made).dtype in (torch.bfloat16, torch.float16) else made
+        return build(rounding(), made) if is_low(made) else made
 
     users = sorted(place.users)
     if any(reads_memory(u) or u.meta.get(LOADS) for u in users):
@@ -154,8 +155,4 @@ def _between(first: fx.Node, end: fx.Node) -> list[fx.Node]:
 
 
 def _fused(node: fx.Node) -> bool:
-    if node.op != "call_function" or is_view(node):
-        return node.op == "call_function" and LOADS not in node.meta
-    tags = getattr(node.target, "tags", ())
-    known = torch.Tag.pointwise in tags or node.target is torch.ops.prims.convert_element_type.default
-    return known and LOADS not in node.meta
+    return node.op == "call_function" and LOADS not in node.meta and (is_view(node) or is_pointwise(node))

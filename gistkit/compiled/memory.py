@@ -15,7 +15,8 @@ from collections.abc import Iterable
 import torch
 from torch import fx
 
-from gistkit.compiled import compat, materialise  # noqa: F401 (defines the operator)
+from gistkit.compiled import compat, operators  # noqa: F401 (defines the operator)
+from gistkit.compiled.rebuilds.rounding import readers_of
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of
 
 _UNWRITTEN = ("prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default")
@@ -98,16 +99,5 @@ def _has_buffer(node: fx.Node, stay: set[int]) -> bool:
         return False
     if storage_of(node) in stay or node.target is operator.getitem or not table.is_fusible(node):
         return True
-    return any(user.op != "output" and not table.is_fusible(user) and not _stored(user) for user in _through(node))
-
-
-def _stored(node: fx.Node) -> bool:
-    """Whether a node is its operand, stored: Inductor makes no buffer for the operand then."""
-    return node.target is torch.ops.gistkit.materialised.default
-
-
-def _through(node: fx.Node) -> list[fx.Node]:
-    found: list[fx.Node] = []
-    for user in node.users:
-        found.extend(_through(user) if is_view(user) else [user])
-    return found
+    stored = torch.ops.gistkit.materialised.default  # which is its operand: that has no buffer then
+    return any(not table.is_fusible(user) and user.target is not stored for user in readers_of(node))

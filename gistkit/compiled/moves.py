@@ -1,8 +1,8 @@
 """What a pair of graphs is changed by: rebuilds and encodings, all of them or as many as a budget needs.
 
-Without a budget every move is made. Under one they are made in the order of bytes saved for bytes moved, until the
-predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds, then, where a format is named,
-narrow floats, the largest first. What no move was needed for stays as torch.compile has it.
+Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
+of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
+then, where a format is named, narrow floats, the largest first. No other move is made.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.planning.cost import parse_budget
+
+TIME_SHARE = 0.07
+"""Of a step's modelled time, for all rebuilds where no budget asks for more."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,21 @@ class Moves:
         self.plain_peak_bytes = predicted_peak(pair)
         self._rounding = None
         if settings.lossy is not None:
-            self._rounding = packing.Rounding(settings.lossy, lossy.of_parameters(pair, static_inputs))
+            static = lossy.of_parameters(pair, static_inputs)
+            least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
+            self._rounding = packing.Rounding(settings.lossy, static, least)
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
-        choice, cones = planned(pair, static_inputs, Limits(bitwise=settings.exact, same_kernels=self._same))
+        limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
+        share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
+        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share)
+        choice, cones = planned(pair, static_inputs, limits)
+        if choice.left_out:
+            seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
+            self.notes.append(f"{count} rebuilds are left out: {1e3 * seconds:.3f} ms beyond {share:.0%} of the step")
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
-        ratio = {cone.root: cone.saved_bytes / max(1, cone.read_bytes) for cone in choice.cones}
+        ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
             cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
             cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
@@ -150,9 +161,8 @@ class Moves:
         else:
             rebuild_late(self.pair, cone)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
-        self._made[node.name] = packing.described(
-            node, "rebuild", storage_bytes(node), 0, f"computed anew from {sources}"
-        )
+        why = f"computed anew from {sources}"
+        self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)
 
     def _encode(self, choice: packing.Choice) -> None:
         node = choice.node

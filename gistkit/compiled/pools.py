@@ -48,14 +48,11 @@ def _pools(pair: Pair) -> list[fx.Node]:
     return [node for node in found if is_tensor(node.args[1])]
 
 
-def _fixed(x: fx.Node) -> bool:
-    return value(x).dim() == 4 and all(isinstance(d, int) for d in (*value(x).shape, *value(x).stride()))
-
-
 def _lies_last(pair: Pair, node: fx.Node) -> bool:
     """Whether a pool's input lies in channels_last, as its gradient's shape and the graph's convolutions tell."""
     made = value(node)
-    return _fixed(node) and (compat.prefers_channels_last(pair.forward) or made.stride(1) == 1)
+    fixed = made.dim() == 4 and all(isinstance(d, int) for d in (*made.shape, *made.stride()))
+    return fixed and (compat.prefers_channels_last(pair.forward) or made.stride(1) == 1)
 
 
 def _stand_in(pair: Pair, node: fx.Node) -> None:

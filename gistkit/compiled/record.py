@@ -6,14 +6,14 @@ PyTorch's caches was not partitioned here; its record then comes from a file bes
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def remember(key: str, records: list[GraphRecord]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps([dataclasses.asdict(r) for r in records]), encoding="utf-8")
+        part.write_bytes(msgspec.json.encode(records))
         part.replace(path)
     except OSError:
         pass
@@ -96,13 +96,6 @@ def remember(key: str, records: list[GraphRecord]) -> None:
 def recalled(key: str) -> list[GraphRecord]:
     """The records under a key, none where there is no file that can be read."""
     try:
-        data = json.loads((folder() / f"{key}.json").read_text(encoding="utf-8"))
-        return [_graph(item) for item in data]
-    except (OSError, ValueError, TypeError, KeyError):
+        return msgspec.json.decode((folder() / f"{key}.json").read_bytes(), type=list[GraphRecord])
+    except (OSError, msgspec.MsgspecError):
         return []
-
-
-def _graph(item: dict) -> GraphRecord:
-    rows = tuple(Kept(**{**row, "shape": tuple(row["shape"])}) for row in item["rows"])
-    rewrites = tuple((name, count) for name, count in item["rewrites"])
-    return GraphRecord(rows, rewrites, tuple(item["notes"]), item["peak_bytes"], item["plain_peak_bytes"])

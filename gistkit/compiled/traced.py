@@ -1,8 +1,7 @@
 """``torch.compile`` of a model that ``gistkit.compress`` has compressed: its own forward is traced, gistkit cuts.
 
 While Dynamo traces a compressed forward it calls :func:`note`, which remembers the settings for the graph that is being
-traced and makes :class:`~gistkit.compiled.custom.ForTraced` Inductor's partitioner. That cuts graphs without such
-settings as PyTorch does.
+traced and makes :class:`~gistkit.compiled.custom.ForTraced` Inductor's partitioner. Others it cuts as PyTorch does.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ from gistkit.runtime import WHEN_TRACED, CompressedForward
 
 _SETTINGS: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()
 _OWNERS: weakref.WeakKeyDictionary[Any, list[CompressedForward]] = weakref.WeakKeyDictionary()
-_RECORDS: weakref.WeakKeyDictionary[CompressedForward, dict[tuple[int, int], list[GraphRecord]]] = (
-    weakref.WeakKeyDictionary()
-)
+_RECORDS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], list[GraphRecord]]] = weakref.WeakKeyDictionary()
 """By the number of the Python frame: one that is compiled again takes the place of the first."""
 
 

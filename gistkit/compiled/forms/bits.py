@@ -11,6 +11,8 @@ import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
+from math import prod
 
 import torch
 from torch import fx
@@ -40,14 +42,12 @@ class Bits:
 
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
         """One uint8 tensor."""
-        packed: fx.Node | None = None
+        parts = []
         for i in range(self._codes):
             part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, self._codes)
             part = build(prims.convert_element_type.default, part, torch.int32)
-            if packed is None:
-                packed = part
-            else:
-                packed = build(aten.bitwise_or.Tensor, packed, build(aten.mul.Tensor, part, 1 << (i * self.bits)))
+            parts.append(build(aten.mul.Tensor, part, 1 << (i * self.bits)) if i else part)
+        packed = reduce(partial(build, aten.bitwise_or.Tensor), parts)
         return [build(prims.convert_element_type.default, packed, torch.uint8)]
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
@@ -126,7 +126,4 @@ def window_positions(node: fx.Node) -> int | None:
     pool = node.args[0]
     if not isinstance(pool, fx.Node) or pool.target is not prims._low_memory_max_pool_with_offsets.default:
         return None
-    positions = 1
-    for size in pool.args[1]:  # type: ignore[union-attr]
-        positions *= size  # type: ignore[operator]
-    return positions  # type: ignore[return-value]
+    return prod(pool.args[1])  # type: ignore[arg-type]

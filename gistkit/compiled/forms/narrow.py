@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import Any
 
@@ -54,7 +55,8 @@ class Narrow:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
         wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
         exponents = op.exponents(wide)
-        factor = op.power_of_two(op.minus_from(self.fmt.max_exponent + 127, exponents))
+        most = self.fmt.max_exponent + 127
+        factor = op.power_of_two(build(aten.add.Tensor, build(aten.neg.default, exponents), most))
         if self.hardware:
             codes = op.hardware_codes(build(aten.mul.Tensor, wide, factor), flush=False)
         else:
@@ -117,9 +119,6 @@ class _Arithmetic:
         if not isinstance(some, fx.Node):
             some = self.build.full([], some, v.dtype, v.device)
         return self.build(aten.where.self, condition, some, other)
-
-    def minus_from(self, number: int, x: fx.Node) -> fx.Node:
-        return self.build(aten.add.Tensor, self.build(aten.neg.default, x), number)
 
     def shifted(self, x: fx.Node, right: int) -> fx.Node:
         """x >> right of an int32 that is not negative, x << -right."""
@@ -209,12 +208,9 @@ class _Arithmetic:
         words, build = fp10_words(elements), self.build
         flat = build(aten.reshape.default, codes, [-1])
         flat = build(aten.constant_pad_nd.default, flat, [0, 3 * words - value(flat).numel()])
-        packed: fx.Node | None = None
-        for i in range(3):
-            part = build(aten.slice.Tensor, flat, 0, i * words, (i + 1) * words)
-            packed = part if packed is None else build(aten.bitwise_or.Tensor, packed, self.shifted(part, -10 * i))
-        assert packed is not None
-        return packed
+        parts = [build(aten.slice.Tensor, flat, 0, i * words, (i + 1) * words) for i in range(3)]
+        shifted = [self.shifted(part, -10 * i) if i else part for i, part in enumerate(parts)]
+        return reduce(partial(build, aten.bitwise_or.Tensor), shifted)
 
     def from_planes(self, words: fx.Node, elements: int) -> fx.Node:
         """The first codes of :meth:`planes`' words, flat."""
@@ -239,5 +235,10 @@ def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | 
     known = prod(d for d in shape if d >= 0)
     if symbolic and (fmt.codes_per_word == 3 or (scaling == "block" and known % SCALE_BLOCK)):
         return f"{name} needs a size that is known, and one changes from call to call"
-    hardware = fmt.name == "fp8" and x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 9)
+    hardware = fmt.name == "fp8" and converts_to_float8(x.device)
     return Narrow(name, fmt, scaling == "block", order, shape, x.dtype, hardware)
+
+
+def converts_to_float8(device: torch.device) -> bool:
+    """Whether a device converts to float8 by itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

@@ -11,15 +11,16 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.edit import Encoding
 from gistkit.compiled.forms import bits, lossy
-from gistkit.compiled.forms.narrow import narrow
+from gistkit.compiled.forms.narrow import Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, storage_of, value
+from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
 
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
+LEAST_SHARE = 1e-3
+"""Of all kept bytes. What is smaller is not rounded: a layer norm's means, if decoded, cost a pass of their own."""
 SHARED = "several saved tensors are on this storage"
 VALUES = "values that backward reads, each in full"
 
@@ -29,15 +30,17 @@ class Choice:
     """What becomes of one saved tensor: its encoding, None where it stays, and why."""
 
     node: fx.Node
-    form: Encoding | None
+    form: bits.Bits | bits.Signs | Narrow | None
     reason: str
 
 
 class Rounding(NamedTuple):
-    """How floats are rounded: the format's name, and the nodes of forward that follow from parameters alone."""
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and the bytes
+    that a tensor has at least."""
 
     name: str
     static: Collection[fx.Node]
+    least_bytes: int = 0
 
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
@@ -79,6 +82,8 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
 
 def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choice:
     exact = lossy.stays_exact(pair, node, rounding.static)
+    if exact is None and storage_bytes(node) < rounding.least_bytes:
+        exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
     form = narrow(rounding.name, value(node), last)

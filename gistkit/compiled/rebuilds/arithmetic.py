@@ -8,7 +8,7 @@ forward only where both do the same arithmetic to the same loaded values:
   them. One that other operators read too, or that is kept, is computed once and read, or computed in each kernel, as
   Inductor chooses.
 * *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
-  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.moments`), or a value of them that is
+  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
   saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
 * *Statistics over up to 1,024 innermost, contiguous values* (layer norms): a kernel holds all of them, and its sums are
   the same in all lanes. It normalises with what it stores.
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import operator
 from functools import cache
+from math import prod
 
 import torch
 from torch import fx
@@ -91,9 +92,7 @@ class Arithmetic:
         if storage_of(node) in self._first_view:  # it is in memory itself
             return None
         reduced, dims = _reduced(node.args[0])  # type: ignore[arg-type]
-        count = 1
-        for d in dims:
-            count *= value(reduced).shape[d]
+        count = prod(value(reduced).shape[d] for d in dims)
         if not isinstance(count, int) or count < _UNROLLED or value(reduced).dtype is not torch.float32:
             return None
         correction = node.args[0].kwargs.get("correction", 1)  # type: ignore[union-attr]
@@ -174,9 +173,7 @@ class Arithmetic:
         if not inner_first or inner_first[0] not in dims:
             return APART
         reduced = [d for d in inner_first if d in dims]
-        count = 1
-        for d in reduced:
-            count *= tensor.shape[d]
+        count = prod(tensor.shape[d] for d in reduced)
         contiguous = inner_first[: len(reduced)] == reduced and strides[inner_first[0]] == 1
         return WITHIN if contiguous and count <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
 

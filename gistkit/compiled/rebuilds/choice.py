@@ -4,16 +4,19 @@ The choice is a minimum cut over all of forward (:mod:`gistkit.compiled.rebuilds
 that PyTorch's cut did not keep is kept where it serves several rebuilds: a convolution's output for the norm, the
 activation and the mask behind it. A cut alone would rebuild the last block's input from every block before it. So
 each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the one that serves
-most such rebuilds for its bytes, and of equal ones the last.
+most such rebuilds for its bytes, and of equal ones the last. Of those rebuilds the ones are made that free most bytes
+for their modelled time, up to a share of the step's.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, UNKEPT, Flow, Value
 from gistkit.compiled.rebuilds.min_cut import cheapest, region
+from gistkit.compiled.rebuilds.times import BYTES_A_S
 
 _ROUNDS = 12
 _SMALL = 64
@@ -26,7 +29,8 @@ class Limits:
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
-    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``."""
+    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: see
+    :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds."""
 
     depth: int = 4
     reads: float = 4.0
@@ -34,6 +38,8 @@ class Limits:
     least_share: float = 1e-3
     bitwise: bool = True
     same_kernels: bool = False
+    products: bool = True
+    time_share: float = float("inf")
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Cone:
     computed from, ``extra_leaves`` what of that is kept for rebuilds only, and ``rebuilt_leaves`` what of it is rebuilt
     itself, and read where that is. ``depth`` as in :class:`Limits`.
     ``saved_bytes``: bytes not kept for the root any more. ``read_bytes``: bytes that are read instead of them.
+    ``time_s``: modelled, to read those, to write the root, and of products.
     ``bitwise``: whether it gives the forward's bits by construction."""
 
     root: str
@@ -52,18 +59,20 @@ class Cone:
     depth: int
     saved_bytes: int
     read_bytes: int
+    time_s: float
     bitwise: bool
 
 
 @dataclass(frozen=True)
 class Choice:
     """``kept``: storages that stay or are kept in addition, by the names of the values that own them, and ``reasons``
-    for each. ``cones``: one for each tensor that is rebuilt, in forward's order. Bytes are those between forward and
-    backward, packed."""
+    for each. ``cones``: one for each tensor that is rebuilt, in forward's order; ``left_out``: those that take too
+    long. Bytes are those between forward and backward, packed."""
 
     kept: tuple[str, ...]
     reasons: tuple[str, ...]
     cones: tuple[Cone, ...]
+    left_out: tuple[Cone, ...]
     plain_bytes: int
     kept_bytes: int
 
@@ -102,8 +111,7 @@ class _Search:
         if (at := frozenset(kept)) != self.reached_at:
             self.reached_at, self.reached = at, {}
         if root not in self.reached:
-            found = self._reach(root, at)
-            self.reached[root] = found
+            self.reached[root] = self._reach(root, at)
         return self.reached[root]
 
     def _reach(self, root: str, kept: frozenset[str]) -> _Reach:
@@ -151,8 +159,8 @@ class _Search:
             return "made by an operator that only forward runs"
         if not self.anew(v):
             return "its bits depend on the kernels that Inductor chooses"
-        within = f"{self.limits.reads:g}x reads and depth {self.limits.depth}"
-        return f"no sources are cheaper within {within}" + (", bit for bit" if self.limits.bitwise else "")
+        bits = ", bit for bit" if self.limits.bitwise else ""
+        return f"no sources are cheaper within {self.limits.reads:g}x reads and depth {self.limits.depth}{bits}"
 
     def solve(self) -> set[str]:
         """What is kept."""
@@ -183,10 +191,7 @@ class _Search:
 
     def best_pin(self, over: list[str], reaches: dict[str, _Reach], kept: set[str]) -> str:
         values = self.flow.values
-        hits: dict[str, int] = {}
-        for root in over:
-            for name in {*reaches[root].nodes, *reaches[root].chain}:
-                hits[name] = hits.get(name, 0) + 1
+        hits = Counter(name for root in over for name in {*reaches[root].nodes, *reaches[root].chain})
         first = over[0]
         best, score = self.flow.base(values[first]).name, 0.0
         for name in (n for n in values if n in reaches[first].nodes or n in reaches[first].chain):
@@ -200,9 +205,7 @@ class _Search:
     def pruned(self, kept: set[str], pins: set[str]) -> set[str]:
         """Without those pins that all rebuilds stay within the limits without."""
         for name in sorted(kept & pins - self.small, key=lambda n: -self.flow.values[n].weight):
-            without = kept - {name}
-            if not self.anew(self.flow.values[name]):
-                continue
+            without = kept - {name} if self.anew(self.flow.values[name]) else kept
             if not any(self.exceeds(r, self.reach(r, without)) for r in self.roots):
                 kept = without
         return kept
@@ -211,35 +214,85 @@ class _Search:
 def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     """The choice for a flow; always the same for the same flow and limits."""
     search = _Search(flow, limits)
-    kept = search.solve()
+    kept, slow = search.solve(), dict[str, Cone]()
+    cones = _cones(search, kept)
+    while not (over := _slowest(flow, cones, limits)).keys() <= slow.keys():  # else views of what is kept are left
+        slow |= over
+        cones = _cones(search, kept | set(slow))
+    for name, cone in sorted(slow.items(), key=lambda item: -item[1].saved_bytes / max(item[1].time_s, 1e-12)):
+        if sum(c.time_s for c in cones) + cone.time_s <= limits.time_share * flow.step_s:  # it may fit after all
+            more = _cones(search, kept | (slow.keys() - {name}))
+            if not _slowest(flow, more, limits):
+                cones = more
+                del slow[name]
+    rebuilt = {cone.root for cone in cones}
+    used = dict.fromkeys([*search.small, *(flow.base(flow.values[r]).name for r in search.roots if r not in rebuilt)])
+    used |= dict.fromkeys(n for cone in cones for n in _kept_leaves(flow, cone.leaves, cone.rebuilt_leaves))
+    kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in used}.values())
+    names = tuple(n for n in flow.values if n in used)
+    words = {n: f"computing it anew would take {1e6 * cone.time_s:.0f} us by the model" for n, cone in slow.items()}
+    reasons = tuple(words.get(n) or search.reason(n) for n in names)
+    return Choice(names, reasons, tuple(cones), tuple(slow.values()), flow.plain_bytes(), kept_bytes)
+
+
+def _cones(search: _Search, kept: set[str]) -> list[Cone]:
+    """Each rebuild. A view of a kept storage that no other rebuild reads stays as it is, instead of its base."""
+    flow, cones, counted = search.flow, list[Cone](), set[int]()
     reaches = {root: search.reach(root, kept) for root in search.roots}
-    values = flow.values
-    stay = {flow.base(v).storage for v in flow.needed() if v.name not in reaches or not reaches[v.name].nodes}
-    # A view of a kept storage that no other rebuild reads stays as it is, instead of its base.
-    read = {n for root, reach in reaches.items() for n in reach.leaves if not _only_views(flow, reach)}
-    lone = [r for r, reach in reaches.items() if _only_views(flow, reach) and not set(reach.leaves) & read]
-    cones: list[Cone] = []
-    counted: set[int] = set()
-    used: dict[str, None] = {n: None for n in search.small}
-    for root in search.roots:
-        reach = reaches[root]
-        base = flow.base(values[root])
-        if not reach.nodes or root in lone:
-            used[base.name] = None
-            continue
-        kept_leaves = [n for n in reach.leaves if values[n].kind != FREE and n not in reach.rebuilt]
-        used.update(dict.fromkeys(kept_leaves))
+    read = {n for reach in reaches.values() for n in reach.leaves if not _only_views(flow, reach)}
+    lone = {r for r, reach in reaches.items() if _only_views(flow, reach) and not set(reach.leaves) & read}
+    anew = {r: reach for r, reach in reaches.items() if reach.nodes and r not in lone}
+    stay = {flow.base(v).storage for v in flow.needed() if v.name not in anew}
+    for root, reach in anew.items():
+        base = flow.base(flow.values[root])
         gone = base.storage not in stay and base.storage not in counted
         counted.add(base.storage)
-        extra = tuple(n for n in kept_leaves if not values[n].needed)
-        bitwise = all(values[n].follows for n in reach.nodes) and all(values[n].settled for n in extra)
+        extra = tuple(n for n in _kept_leaves(flow, reach.leaves, reach.rebuilt) if not flow.values[n].needed)
+        bitwise = all(flow.values[n].follows for n in reach.nodes) and all(flow.values[n].settled for n in extra)
         cones.append(Cone(
             root, reach.nodes, reach.leaves, extra, reach.rebuilt, reach.depth, base.weight if gone else 0,
-            reach.read_bytes, bitwise,
+            reach.read_bytes, _time_s(search, root, reach), bitwise,
         ))  # fmt: skip
-    kept_bytes = sum({values[n].storage: values[n].weight for n in used}.values())
-    names = tuple(n for n in values if n in used)
-    return Choice(names, tuple(map(search.reason, names)), tuple(cones), flow.plain_bytes(), kept_bytes)
+    return cones
+
+
+def _kept_leaves(flow: Flow, leaves: tuple[str, ...], rebuilt: tuple[str, ...]) -> list[str]:
+    return [n for n in leaves if flow.values[n].kind != FREE and n not in rebuilt]
+
+
+def _time_s(search: _Search, root: str, reach: _Reach) -> float:
+    """Modelled seconds of a rebuild: 0 of a view. Where bits may differ it is computed by kernels that read most of its
+    sources anyhow. A product reads and writes in its own time, and what is made of it reads it."""
+    flow, made = search.flow, search.flow.values[root]
+    if _only_views(flow, reach):
+        return 0.0
+    products = [n for n in reach.nodes if flow.values[n].product_s]
+    pointwise = flow.base(made).name not in products
+    moved = pointwise * (reach.read_bytes * search.limits.bitwise + made.read_bytes)
+    moved += sum(flow.values[n].read_bytes for n in products if n != flow.base(made).name)
+    return sum(flow.values[n].product_s for n in products) + moved / BYTES_A_S
+
+
+def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> dict[str, Cone]:
+    """What to keep after all, with the cones that free least bytes for their time: half of what exceeds the limit, so
+    that others become cheaper. Those of one storage go together; those that a value is kept for share its bytes."""
+    shares = Counter(n for cone in cones for n in cone.extra_leaves)
+    storages: dict[int, list[Cone]] = {}
+    for cone in cones:
+        storages.setdefault(flow.values[cone.root].storage, []).append(cone)
+
+    def worth(group: list[Cone]) -> float:
+        extra = sum(flow.values[n].weight / shares[n] for cone in group for n in cone.extra_leaves)
+        return (sum(cone.saved_bytes for cone in group) - extra) / max(sum(cone.time_s for cone in group), 1e-12)
+
+    found: dict[str, Cone] = {}
+    over_s = (sum(cone.time_s for cone in cones) - limits.time_share * flow.step_s) / 2
+    for group in sorted(storages.values(), key=worth):
+        if over_s <= 0:
+            break
+        found |= {flow.base(flow.values[cone.root]).name: cone for cone in group}
+        over_s -= sum(cone.time_s for cone in group)
+    return found
 
 
 def _only_views(flow: Flow, reach: _Reach) -> bool:

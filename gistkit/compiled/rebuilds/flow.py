@@ -7,24 +7,26 @@ has its base's storage, costs nothing, and is kept for itself only where keeping
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import fx
 
 from gistkit.compiled import compat
+from gistkit.compiled.products import grows
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic
-from gistkit.compiled.rebuilds.rounding import Roundings
+from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
+from gistkit.compiled.rebuilds.times import library_s, step_s
 from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.planning.min_cut import UNKEPT  # the weight of views, and of what would be rounded if it were kept
 
 aten, prims = torch.ops.aten, torch.ops.prims
 FREE, CHEAP, MADE = "free", "cheap", "made"
-"""A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views
-and copies make; one that only the forward can make (a product, a convolution, a reduction)."""
-UNKEPT = 1 << 60
-"""Weight of what cannot be kept: views, and values that would be rounded if they were."""
+"""A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
+copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Value:
     packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
     reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
     forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of
-    its inputs that backward reads too and that forward's kernel loads from memory."""
+    its inputs that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes
+    by itself, 0 for others."""
 
     name: str
     inputs: tuple[str, ...]
@@ -46,13 +49,15 @@ class Value:
     follows: bool = True
     settled: bool = True
     loads: frozenset[str] = frozenset()
+    product_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The values of one forward by name, in order."""
+    """The values of one forward by name, in order, and the modelled time of its step."""
 
     values: dict[str, Value]
+    step_s: float = float("inf")
 
     def needed(self) -> list[Value]:
         """What backward reads, less what is there anyhow."""
@@ -70,9 +75,11 @@ class Flow:
         return v
 
 
-def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False) -> Flow:
+def describe(
+    pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False, products: bool = True
+) -> Flow:
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters.
-    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`."""
+    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`. ``products``: some may be made anew."""
     static = set(static_inputs or ())
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
@@ -80,13 +87,14 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
     arithmetic = Arithmetic(pair, roundings, same_kernels)
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
+    readings = Counter(storage_of(node) for node in pair.tensors)
     values: dict[str, Value] = {}
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
         inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
         if not is_tensor(node):
-            kind = FREE if is_number(node) else _tuple_kind(node)
+            kind = FREE if is_number(node) else CHEAP if _looks(node) else MADE
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
             continue
         storage = storage_of(node)
@@ -95,14 +103,18 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, same_kernel
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         follows = roundings.follows(node) and arithmetic.follows(node)
         read = (n for n in node.all_input_nodes if n.name in needed)
-        loads = frozenset(n.name for n in read if not is_view(n) and roundings.from_memory(n, node))
+        loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
+        again = kind == MADE and products and grows(node) and _may_run_again(node) and readings[storage] <= 1
+        weight = UNKEPT if view and not stays else packed_bytes(node)
         values[node.name] = Value(
-            node.name, inputs, kind, storage, UNKEPT if view and not stays else packed_bytes(node), _bytes(node),
+            node.name, inputs, CHEAP if again else kind, storage, weight, _bytes(node),
             is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
+            product_s=library_s(node) if again else 0.0,
         )  # fmt: skip
-    return Flow(values)
+    flow = Flow(values)
+    return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
 
 
 TWIN = "*"
@@ -115,32 +127,29 @@ def _twin(
     """The name of what ``reader`` reads for an operand: the operand, or its twin, which is described here."""
     if not is_tensor(node) or not arithmetic.inlined(node, reader) or is_view(reader):
         return node.name
-    return _described_twin(node, reader, arithmetic, roundings, values)
-
-
-def _described_twin(
-    node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
-) -> str:
     name = node.name + TWIN
     if name not in values:
-        inner = [n for n in node.all_input_nodes if is_tensor(n)]
-        inputs = tuple(
-            _described_twin(n, reader, arithmetic, roundings, values) if arithmetic.inlined(n, reader) else n.name
-            for n in inner
-        )
+        inner = (n for n in node.all_input_nodes if is_tensor(n))
+        inputs = tuple(_twin(n, reader, arithmetic, roundings, values) for n in inner)
         follows = is_view(node) or (roundings.follows(node) and arithmetic.follows(node, inlined=True))
         values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
     return name
 
 
+def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
+    """Whether forward's kernel loads an operand that backward reads too; a library's operator does, and who reads what
+    such a one made."""
+    if is_view(node):
+        return in_memory(reader) or in_memory(behind_views(node))
+    return in_memory(node) or roundings.from_memory(node, reader)
+
+
 def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:
     """Whether what a view is of may be kept in its place."""
-    if not view:
-        return True
-    base = values[node.all_input_nodes[0].name]
-    while base.view or base.storage < 0:
+    base = values[node.all_input_nodes[0].name] if view else None
+    while base is not None and (base.view or base.storage < 0):
         base = values[base.inputs[0]]
-    return base.settled
+    return base is None or base.settled
 
 
 def _is_relaid(node: fx.Node) -> bool:
@@ -157,10 +166,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
     if node.op != "call_function":
         return False
     made_by = _source(node)
-    if not _looks(made_by) or not made_by.all_input_nodes:
-        return False
-    x = made_by.all_input_nodes[0]
-    known = values.get(x.name)
+    known = values.get(made_by.all_input_nodes[0].name) if _looks(made_by) and made_by.all_input_nodes else None
     return known is not None and known.storage == storage
 
 
@@ -169,10 +175,6 @@ def _source(node: fx.Node) -> fx.Node:
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         return node.args[0]
     return node
-
-
-def _tuple_kind(node: fx.Node) -> str:
-    return CHEAP if _looks(node) else MADE
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
@@ -213,14 +215,16 @@ def is_cheap(node: fx.Node) -> bool:
     source = _source(node)
     if source is not node:
         return _looks(source)
-    if node.op != "call_function" or node.is_impure():
-        return False
-    if str(node.meta.get("recompute", "")).endswith("MUST_SAVE"):
+    if node.op != "call_function" or node.is_impure() or not _may_run_again(node):
         return False
     if node.target in _copies() or _looks(node):
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def _may_run_again(node: fx.Node) -> bool:
+    return not str(node.meta.get("recompute", "")).endswith("MUST_SAVE")
 
 
 def packed_bytes(node: fx.Node) -> int:

@@ -24,6 +24,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
+from gistkit.compiled.readers import readers
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_of, value
 
 aten = torch.ops.aten
@@ -165,11 +166,7 @@ def behind_views(node: fx.Node) -> fx.Node:
 
 def readers_of(node: fx.Node) -> set[fx.Node]:
     """What computes with a node, through views or not."""
-    found: set[fx.Node] = set()
-    for user in node.users:
-        if user.op != "output":
-            found |= readers_of(user) if is_view(user) else {user}
-    return found
+    return {reader for user in node.users if user.op != "output" for reader in readers(user) if reader.op != "output"}
 
 
 def _behind_kernels(graph: fx.Graph, order: dict[fx.Node, int]) -> dict[fx.Node, int]:

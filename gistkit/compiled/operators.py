@@ -1,0 +1,71 @@
+"""Operators of gistkit's graphs that Inductor compiles by rules of :mod:`gistkit.compiled.compat`.
+
+* ``materialised(x, after, strides)`` is x, as a buffer of its own, once ``after`` has been computed, for what is
+  decoded or rebuilt in backward. The kernels that read x are then those that would read a saved x, so their arithmetic
+  is that of plain ``torch.compile``, roundings to bf16 and orders of summation included. It is no work at all: x is
+  stored where it is computed, laid out by ``strides``, as Inductor lays out what is saved without telling the graph.
+* ``written(x)`` is x, as a buffer that forward writes, though it may be fused with others: what plain ``torch.compile``
+  does with a tensor that it saves. Where gistkit saves it no more, forward's kernels stay as they are.
+* ``rounded(x)`` is x of bf16 or fp16, rounded to that within a kernel that computes in fp32, as what forward read from
+  memory and backward computes within a kernel.
+* ``moment(variance, count)`` is a variance as Inductor has it in memory: the sum of squared deviations.
+  ``variance(moment, count)`` is the variance. Inductor divides the sum in every kernel that reads the variance, where
+  the quotient and the addition of ``eps`` behind it become one operation; the kernel that computes the sum has other
+  readers of the quotient, so there they are two. (H200's machine code, triton 3.6; the reciprocal square roots differ
+  in their last bit now and then.) A kernel of backward that is to have the bits of one that reads it must do so too.
+* ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
+  images by the convolutions that it finds there. The others are copies outside of Inductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from gistkit.compiled import compat
+
+aten = torch.ops.aten
+_LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
+
+
+def _operator(
+    schema: str, rule: Callable[[Any], None], made: Callable = lambda x, *_: x.clone(), fake: Callable | None = None
+) -> Callable[[], Any]:
+    """An operator; Inductor knows how to compile it from the first call of what is returned on."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(f"{schema} -> Tensor")
+    _LIBRARY.impl(name, made, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"gistkit::{name}", fake or made, lib=_LIBRARY)
+
+    @cache
+    def overload() -> Any:
+        found = getattr(torch.ops.gistkit, name).default
+        rule(found)
+        return found
+
+    return overload
+
+
+def _laid_out(x: torch.Tensor, after: torch.Tensor, strides: list[int] | None = None) -> torch.Tensor:
+    """The result as Inductor lays it out: Inductor copies an operand of a library whose strides it takes for others."""
+    return x.clone() if strides is None else torch.empty_strided(x.size(), strides, dtype=x.dtype, device=x.device)
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
+    return aten.convolution.default(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+
+
+materialised = _operator(
+    "materialised(Tensor x, Tensor after, int[]? strides=None)", compat.lower_materialised, fake=_laid_out
+)
+writing = _operator("written(Tensor x)", compat.lower_written)
+rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
+taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
+dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
+convolving = _operator(
+    "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
+    compat.lower_convolved, _convolved,
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""Rebuilds within a share of the step's modelled time, and products that are computed anew."""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from gistkit.compiled import Settings, moves, partitioner
+from gistkit.compiled.rebuilds.choice import Limits, choose
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
+from tests.compiled.test_partitioner import amp_loss, run
+from tests.support.compiled_cases import assert_same, loss_of
+
+with warnings.catch_warnings():  # PyTorch's own, of torch.jit
+    warnings.simplefilter("ignore")
+    from tests.support import gpu_code
+
+from gistkit.compiled.custom import Partitioner
+
+SECOND = 2_600_000_000_000
+"""Bytes that the model moves in a second."""
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-50: its last convolution makes four times what it reads."""
+
+    def __init__(self, wide=32, narrow=8):
+        super().__init__()
+        sizes = (wide, narrow, 1), (narrow, narrow, 3), (narrow, wide, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, k, padding=k // 2, bias=False) for a, b, k in sizes)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(b) for _, b, _ in sizes)
+
+    def forward(self, x):
+        y = x
+        for conv, norm in zip(self.convs[:2], self.norms[:2], strict=True):
+            y = F.relu(norm(conv(y)))
+        return F.relu(self.norms[2](self.convs[2](y)) + x)
+
+
+class Perceptron(nn.Module):
+    """The second half of a transformer's block."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def net_of(kind, rows):
+    torch.manual_seed(3)
+    if kind == "bottleneck":
+        blocks = nn.Conv2d(3, 32, 3, padding=1, bias=False), Bottleneck(), Bottleneck(), nn.AdaptiveAvgPool2d(1)
+        model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32, 10))
+        x = torch.randn(rows, 3, 16, 16).to(memory_format=torch.channels_last)
+    else:
+        model = nn.Sequential(nn.Linear(48, 32), Perceptron(), Perceptron(), nn.Linear(32, 10))
+        x = torch.randn(rows, 48)
+    return model, x, torch.randint(10, (rows,))
+
+
+@pytest.mark.parametrize("loss", [loss_of, amp_loss])
+@pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 16), ("perceptron", 2048)])
+@pytest.mark.parametrize("same_kernels", [False, True])
+def test_products_made_anew_have_the_same_bits(monkeypatch, kind, rows, loss, same_kernels):
+    if same_kernels:
+        for module in (moves, partitioner):
+            monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+    model, x, y = net_of(kind, rows)
+    plain, _ = run(loss, model, [(x, y)], None)
+    ours, (graph,) = run(loss, model, [(x, y)], Settings())
+    assert_same(plain[0], ours[0])
+    ops = "convolution" if kind == "bottleneck" else "addmm"
+    assert any(row.form == "rebuild" and row.op == ops for row in graph.rows)
+    assert graph.kept_bytes < 0.7 * graph.plain_bytes
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+@pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 256), ("perceptron", 2048)])
+def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(monkeypatch, kind, rows):
+    for module in (moves, partitioner):
+        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+    gpu_code.pretend_gpu(monkeypatch)
+    plain = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss)
+    ours = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss, Partitioner(Settings()))
+    for some, others in zip(plain, ours, strict=True):
+        assert set(gpu_code.reductions(some)) == set(gpu_code.reductions(others))
+
+
+def chain(step_s):
+    """Two activations: one is made from 1 byte for each of its own, the other from 2."""
+    values = (
+        Value("a", (), FREE, 0, 0, SECOND), Value("b", (), FREE, 1, 0, SECOND),
+        Value("y", ("a",), CHEAP, 2, SECOND, SECOND, needed=True),
+        Value("z", ("a", "b"), CHEAP, 3, SECOND, SECOND, needed=True),
+    )  # fmt: skip
+    return Flow({v.name: v for v in values}, step_s)
+
+
+@pytest.mark.parametrize(("step_s", "rebuilt"), [(500.0, ["y", "z"]), (49.0, ["y"]), (10.0, [])])
+def test_rebuilds_that_take_longest_for_their_bytes_are_left_out_first(step_s, rebuilt):
+    choice = choose(chain(step_s), Limits(least_bytes=1, time_share=0.1))
+    assert [cone.root for cone in choice.cones] == rebuilt
+    assert sorted(c.root for c in choice.left_out) == sorted({"y", "z"} - set(rebuilt))
+    assert sum(cone.time_s for cone in choice.cones) <= 0.1 * step_s
+    assert choice.kept_bytes == (2 - len(rebuilt)) * SECOND
+    assert all("us by the model" in reason for reason in choice.reasons)
+
+
+def test_a_product_takes_its_own_time():
+    values = chain(0.0).values | {"y": replace(chain(0.0).values["y"], product_s=0.25)}
+    choice = choose(Flow(values, float("inf")), Limits(least_bytes=1))
+    assert [cone.time_s for cone in choice.cones] == [0.25, 3.0]
+
+
+def test_what_only_forward_makes_stays():
+    values = {"x": Value("x", (), MADE, 0, SECOND, SECOND, needed=True)}
+    assert choose(Flow(values, 1.0), Limits(least_bytes=1)).cones == ()
+
+
+def test_the_report_tells_what_was_left_out(monkeypatch):
+    monkeypatch.setattr(moves, "TIME_SHARE", 0.0)
+    model, x, y = net_of("perceptron", 2048)
+    _, (graph,) = run(loss_of, model, [(x, y)], Settings())
+    assert any("are left out" in note for note in graph.notes)
+    assert not any(row.form == "rebuild" for row in graph.rows)
+    _, (graph,) = run(loss_of, model, [(x, y)], Settings(budget="80%"))
+    assert any(row.form == "rebuild" for row in graph.rows)
