@@ -1,7 +1,7 @@
 """What the papers claim, measured: their policies as steps of PyTorch on the card that ``bench.predictions`` ran on.
 
-A claim compares steps of one run with each other: a loss over plain PyTorch, one policy over another, a peak. Its value
-here is that of the newest run which has all the steps that it compares. Where the policy had no plan within the budget
+A claim compares steps of one run with each other: a loss over plain PyTorch, one policy over another, a peak. For each
+network the newest run counts that has all the steps that are compared. Where the policy had no plan within the budget
 that is the finding.
 """
 
@@ -130,12 +130,17 @@ def measured(row: Row, of_runs: Iterable[Steps]) -> Measured | None:
     if claim is None:
         return None
     known = list(of_runs)
+    found: list[list[list[Mapping[str, Any]]]] = []
+    taken: set[tuple[Step, ...]] = set()
     for run in known:
-        sets = [[run[s] for s in steps] for steps in claim.networks if all(s in run for s in steps)]
-        sets = [rows for rows in sets if not (claim.within and any(map(_exceeds, rows)))]
-        if sets:
-            values = [claim.formula(rows) for rows in sets]
-            return Measured(max(values) if claim.most else mean(values), "Measured: " + _origin(sets))
+        whole = {steps: [run[s] for s in steps] for steps in claim.networks if all(s in run for s in steps)}
+        sets = {s: r for s, r in whole.items() if s not in taken and not (claim.within and any(map(_exceeds, r)))}
+        taken |= sets.keys()
+        found += [list(sets.values())] if sets else []
+    if found:
+        values = [claim.formula(rows) for sets in found for rows in sets]
+        origin = "Measured: " + "; ".join(map(_origin, found))
+        return Measured(max(values) if claim.most else mean(values), origin)
     for run in known:
         over = [run[s] for steps in claim.networks for s in steps if s in run and _exceeds(run[s])]
         if over:
