@@ -99,7 +99,12 @@ class Lanes:
         else:
             worst_bytes = kind.worst_bytes
             nbytes = max(self._nbytes, worst_bytes + (lane_cells(worst_bytes) + 2) * CELL_BYTES)
-            lane = Lane(self._backend, self._arena.take(nbytes))
+            span = self._arena.take(nbytes)
+            try:
+                lane = Lane(self._backend, span)
+            except BaseException:  # no device memory for where its encodings begin
+                span.chunk.give(span.start, span.stop)
+                raise
             self._lanes.append(lane)
         return Shipment(self._backend, lane, kind)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gistkit.codecs import CODECS, Encoded
@@ -195,7 +195,13 @@ def test_any_order_of_calls(plan, bounds):
     carried_out(plan, bounds)
 
 
+PUTS = [Step("put", 0, 3, "c0"), Step("put", 0, 4, "c0")]
+NO_ROOM_FOR_A_LANE = [*PUTS, Step("sparse", 0, 0, "c0"), Step("sparse", 0, 0, "c0"), Step("sparse", 1, 0, "c0")]
+"""The device has no memory for a lane's cells, whose span must go back then."""
+
+
 @given(plans, limits)
+@example(NO_ROOM_FOR_A_LANE, Limits(0, 12_000, 0, 0))
 @orders
 def test_forward_and_backward_twice(plan, bounds):
     """The second step's spans are those that the first has read."""
