@@ -3,7 +3,7 @@
 import copy
 import warnings
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from unittest.mock import patch
 
 import torch
@@ -184,3 +184,9 @@ def run_edited(edit, model, x, y, dynamic=False):
     torch._dynamo.reset()
     backend = backend_over(None if edit is None else cut)
     return fresh_step(model, x, y, torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=dynamic))
+
+
+@cache
+def plain_step(name, rows=8):
+    """A case's step over PyTorch's own cut."""
+    return run_edited(None, *case(name, rows))
