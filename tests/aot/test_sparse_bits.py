@@ -178,10 +178,11 @@ class EmulatedReady:
             total.copy_(counts.sum())
 
 
-@pytest.mark.parametrize("dtype, fmt, n", [(torch.bfloat16, "raw", 2003), (torch.float32, "fp8", 2056)])
-def test_ready_launches_of_zvc(dtype, fmt, n, monkeypatch):
+@pytest.mark.parametrize("fmt, n", [("raw", 2003), ("fp8", 2056)])
+def test_ready_launches_of_zvc(fmt, n, monkeypatch):
     monkeypatch.setattr(zvc_launches, "Ready", EmulatedReady)
     monkeypatch.setattr(zvc_launches, "asm_level", lambda x: 90)
+    dtype = torch.float32  # as in the test above, whose kernels these are
     x, grad = float_values(n, dtype, 3, 0.5, False).nan_to_num(), float_values(n, dtype, 4, 0.1, False).nan_to_num()
     ready, total = zvc_launches.ZvcLaunches(n, dtype, x.device, fmt), torch.zeros((), dtype=torch.int64)
     made = ready.encode_within(x, 3 * 1024, torch.empty(0, dtype=torch.uint8), total)
