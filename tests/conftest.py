@@ -38,6 +38,7 @@ hypothesis.settings.load_profile("gistkit")
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many as cores
     torch.set_num_threads(1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes, whose start takes 9 s
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # the compiler knows this processor: 4 s of trials
 
 
 def pytest_collection_modifyitems(items):

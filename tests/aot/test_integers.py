@@ -26,7 +26,7 @@ def main_path(compiled) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    "dtype, bits, capability", [("fp32", 4, 90), ("bf16", 4, 80), ("bf16", 4, 90), ("bf16", 2, 100), ("fp16", 2, 90)]
+    "dtype, bits, capability", [("fp32", 4, 90), ("bf16", 4, 80), ("bf16", 2, 100), ("fp16", 2, 90)]
 )
 def test_encode_and_decode(dtype, bits, capability):
     elements = kernels.ROWS[ITEM_BYTES[dtype]] * 256

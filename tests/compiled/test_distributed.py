@@ -1,5 +1,5 @@
 """Two processes on the CPU: steps compiled with gistkit under DistributedDataParallel and fully_shard have the bits of
-torch.compile, in fewer bytes."""
+torch.compile, in fewer bytes. The partitioned graphs run as they are: Inductor would write the code of one process."""
 
 from tests.support.nn_cases import same_bits
 from tests.support.two_processes import results_of

@@ -8,7 +8,7 @@ from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Signs
 from gistkit.compiled.joint import shape_only_operands
 from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read
-from tests.support.compiled_cases import assert_same, case, run_edited
+from tests.support.compiled_cases import assert_same, case, plain_step, run_edited
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(apart):
                 assert payload.meta["val"].numel() * 8 == choice.node.meta["val"].numel()
                 found.append(choice.node)
 
-    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
+    assert_same(plain_step("vgg", 32), run_edited(edit, model, x, y))
     assert len(found) == 2
 
 

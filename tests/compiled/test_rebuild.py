@@ -17,7 +17,7 @@ from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, descr
 from gistkit.compiled.rebuilds.min_cut import cheapest
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import value
-from tests.support.compiled_cases import NETS, Residual, assert_same, case, resnet, run_edited
+from tests.support.compiled_cases import NETS, Residual, assert_same, case, plain_step, resnet, run_edited
 
 SMALL = Limits(least_bytes=1)
 aten = torch.ops.aten
@@ -94,7 +94,7 @@ def test_a_rebuild_reads_another_that_forward_loads_from_memory():
 
 @pytest.mark.parametrize("made", [rebuild, rebuild_late])
 def test_a_chain_of_blocks_is_rebuilt_from_buffers(made):
-    model, (_, x, y), seen = resnet(Residual(8, 8), Residual(8, 8)), case("resnet"), []
+    (model, x, y), seen = case("chain"), []
 
     def edit(pair):
         _, cones = planned(pair, limits=Limits(least_bytes=1))
@@ -102,7 +102,7 @@ def test_a_chain_of_blocks_is_rebuilt_from_buffers(made):
         for cone in readers_first(reversed(cones)):
             made(pair, cone)
 
-    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
+    assert_same(plain_step("chain"), run_edited(edit, model, x, y))
     assert seen
 
 
@@ -198,16 +198,17 @@ def images_net(*blocks):
 
 
 CASES = {
+    "chain": lambda: resnet(Residual(8, 8), Residual(8, 8)),
     "mobile": lambda: images_net(Inverted(8, F.silu), Inverted(8, F.hardswish)),
     "gated": Gated,
     "group norm": lambda: images_net(nn.GroupNorm(2, 8), nn.GELU("tanh"), nn.Conv2d(8, 8, 3, 1, 1), nn.GELU()),
 }
+NETS.update(CASES)
 
 
 def choice_of(name, made, dynamic=False):
     """The choice for a network's step, whose bits are those of the same step without rebuilds."""
     found = []
-    NETS.update(CASES)
     model, x, y = case(name)
 
     def edit(pair):
@@ -216,7 +217,7 @@ def choice_of(name, made, dynamic=False):
             made(pair, cone)
         found.append(choice)
 
-    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y, dynamic=dynamic))
+    assert_same(plain_step(name), run_edited(edit, model, x, y, dynamic=dynamic))
     return found[0]
 
 

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from unittest.mock import patch
 
 import torch
@@ -98,8 +98,10 @@ class Transformer(nn.Module):
 NETS = {"conv": conv_net, "vgg": vgg_like, "resnet": resnet, "transformer": Transformer}
 NETS |= {
     "one conv": lambda: nn.Sequential(*conv_net()[:4], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)),
-    "stage": lambda: vgg_like((8,)),
-    "residual": lambda: resnet(Residual(8, 8)),
+    "stage": lambda: nn.Sequential(*vgg_like((8,))[:6], nn.Linear(512, 10)),
+    "residual": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), Residual(8, 8), nn.MaxPool2d(3, 2, 1), nn.Flatten(), nn.Linear(512, 10)
+    ),
     "block": lambda: Transformer(depth=1),
 }
 
@@ -182,3 +184,9 @@ def run_edited(edit, model, x, y, dynamic=False):
     torch._dynamo.reset()
     backend = backend_over(None if edit is None else cut)
     return fresh_step(model, x, y, torch.compile(loss_of, backend=backend, fullgraph=True, dynamic=dynamic))
+
+
+@cache
+def plain_step(name, rows=8):
+    """A case's step over PyTorch's own cut."""
+    return run_edited(None, *case(name, rows))

@@ -2,7 +2,6 @@
 torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py.
 """
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -105,12 +104,10 @@ def train(model, x):
 
 
 def case(wrap, how, x):
-    """What the steps gave, and of a report: graphs, bytes under torch.compile and here. Blocks that are compiled one by
-    one have the kernels that they have in one process: their graphs run as they are."""
+    """What the steps gave, and of a report: graphs, bytes under torch.compile and here."""
     torch._dynamo.reset()
     model = network()
-    with nullcontext() if wrap in (around, inside) else graphs_run_as_they_are():
-        found = train(wrap(model, WAYS[how]), x)
+    found = train(wrap(model, WAYS[how]), x)
     if how == "torch":
         return found, None
     report = gistkit.report(model)
@@ -118,8 +115,9 @@ def case(wrap, how, x):
 
 
 def warm_up():
-    """Inductor's first compilation, once for both processes."""
-    torch.compile(network().blocks[0])(torch.randn(64, WIDTH))
+    """What a first compilation imports, once for both processes."""
+    with graphs_run_as_they_are():
+        torch.compile(network().blocks[0])(torch.randn(64, WIDTH))
     torch._dynamo.reset()
 
 
@@ -127,7 +125,8 @@ def main(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.use_deterministic_algorithms(True)
     x = torch.randn(2, 64, WIDTH, generator=torch.Generator().manual_seed(rank)).requires_grad_()  # so blocks are equal
-    results = {(wrap.__name__, how): case(wrap, how, x) for wrap, how in CASES}
+    with graphs_run_as_they_are():  # kernels are those that a block has in one process
+        results = {(wrap.__name__, how): case(wrap, how, x) for wrap, how in CASES}
     torch.save(results, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()

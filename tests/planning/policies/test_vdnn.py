@@ -11,15 +11,7 @@ from gistkit.capture.entry import capture
 from gistkit.ir.layer_view import ACTV, CONV, POOL, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.vdnn import (
-    find_prefetch_layer,
-    offloads,
-    prefetches,
-    vdnn,
-    vdnn_all,
-    vdnn_conv,
-    vdnn_dyn,
-)
+from gistkit.planning.policies import vdnn
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.paper_costs import WORKSPACE, costs_of, device
 from tests.support.step_graphs import Step, chain, pooled
@@ -42,7 +34,7 @@ def by_forward(graph):
 def sent_by(graph, which="all"):
     """(block, layer that offloads it, decision) of everything that is sent."""
     blocks, owners = {b.storage: b for b in graph.blocks}, by_forward(graph)
-    return [(blocks[d.storage], owners[d.offload], d) for d in offloads(graph, which)]
+    return [(blocks[d.storage], owners[d.offload], d) for d in vdnn.offloads(graph, which)]
 
 
 def test_only_the_last_consumer_offloads():
@@ -74,16 +66,16 @@ def test_vdnn_conv_takes_the_convolutions_alone():
     graph = library_view(pooled())
     kinds = {which: {owner.kind for _, owner, _ in sent_by(graph, which)} for which in ("conv", "all")}
     assert kinds == {"conv": {CONV}, "all": {CONV, "POOL", "DROPOUT"}}
-    assert offloads(graph, "none") == ()
+    assert vdnn.offloads(graph, "none") == ()
 
 
 def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
     """X of the second convolution is 8192 bytes: 2 s at 4096 B/s, its forward 1 s. The layer behind starts 1 s late."""
     graph = library_view(chain(layers=2))
     costs = costs_of(graph, device(link_gbps=4096e-9))
-    plan = vdnn_conv(graph, costs)
+    plan = vdnn.vdnn_conv(graph, costs)
     run = simulate(graph, plan, costs)
-    sent = {o.offload: o for o in offloads(graph, "conv")}
+    sent = {o.offload: o for o in vdnn.offloads(graph, "conv")}
     second = by_forward(graph)[2]
     assert second.kind == CONV and sent[2].release == 3
     assert run.start_s[3] - run.start_s[2] == pytest.approx(2.0)
@@ -95,7 +87,7 @@ def test_the_next_layer_waits_for_the_offload_and_only_where_there_is_one():
 def test_an_offloaded_x_is_gone_before_the_next_layer():
     graph = library_view(chain(layers=3))
     costs = costs_of(graph)
-    kept, sent = (simulate(graph, vdnn(graph, costs, offload=w), costs).memory_bytes for w in ("none", "all"))
+    kept, sent = (simulate(graph, vdnn.vdnn(graph, costs, offload=w), costs).memory_bytes for w in ("none", "all"))
     away = [(block.nbytes, o) for block, _, o in sent_by(graph) if o.release < o.prefetch]
     assert len(away) == 4
     for _, o in away:
@@ -107,7 +99,7 @@ def test_a_prefetch_overlaps_a_later_layer_and_is_ready_before_the_next():
     """Bytes at 2048 B/s: 4 s under a layer of 1 or 2 s, so the layer after it waits although it does not read X yet."""
     graph = library_view(chain(layers=3))
     costs = costs_of(graph, device(link_gbps=2048e-9))
-    run = simulate(graph, vdnn_all(graph, costs), costs)
+    run = simulate(graph, vdnn.vdnn_all(graph, costs), costs)
     ahead = [sent for sent in sent_by(graph) if sent[2].prefetch < sent[0].uses[0].task]
     assert len(ahead) == 3
     for block, owner, o in ahead:
@@ -120,7 +112,7 @@ def test_copies_on_demand_start_at_their_use_and_cost_more():
     """III-A's naive way back, as vDNN's plan with every fetch at its use."""
     graph = library_view(chain(layers=4))
     costs = costs_of(graph, device(link_gbps=8192e-9))
-    ahead, uses = vdnn_all(graph, costs), {b.storage: b.uses[0].task for b in graph.blocks if b.uses}
+    ahead, uses = vdnn.vdnn_all(graph, costs), {b.storage: b.uses[0].task for b in graph.blocks if b.uses}
     on_demand = (
         replace(d, prefetch=uses[d.storage], ready=uses[d.storage]) if d.on_host else d for d in ahead.decisions
     )
@@ -132,7 +124,7 @@ def test_copies_on_demand_start_at_their_use_and_cost_more():
 def test_algorithms_m_and_p():
     graph = library_view(chain(layers=2))
     costs = costs_of(graph, workspace=WORKSPACE)
-    small, fast = vdnn_all(graph, costs, algorithms="m"), vdnn_all(graph, costs, algorithms="p")
+    small, fast = vdnn.vdnn_all(graph, costs, algorithms="m"), vdnn.vdnn_all(graph, costs, algorithms="p")
     assert {c.algorithm for c in small.choices} == {"implicit_gemm"}
     assert {c.algorithm for c in fast.choices} == {"winograd"}
     assert small.peak_bytes < fast.peak_bytes and small.step_s > fast.step_s
@@ -147,7 +139,7 @@ def dynamic():
     graph = library_view(step.finish(x))
     costs = costs_of(graph, workspace=WORKSPACE, largest=8)
     peak = {
-        (offload, which): vdnn(graph, costs, offload=offload, algorithms=which).peak_bytes
+        (offload, which): vdnn.vdnn(graph, costs, offload=offload, algorithms=which).peak_bytes
         for offload in ("none", "conv", "all")
         for which in ("m", "p")
     }
@@ -158,7 +150,7 @@ def dynamic():
 @pytest.mark.parametrize("offload", ("none", "conv", "all"))
 def test_dyn_phase_2_takes_the_first_that_fits_with_the_fastest_algorithms(offload):
     graph, costs, peak = dynamic()
-    plan = vdnn_dyn(graph, costs, peak[offload, "p"])
+    plan = vdnn.vdnn_dyn(graph, costs, peak[offload, "p"])
     assert (plan.details["offload"], plan.details["phase"]) == (offload, 2)
     assert {c.algorithm for c in plan.choices} == {"winograd"}
     assert plan.details["trainable"] and plan.policy == "vdnn-dyn"
@@ -167,7 +159,7 @@ def test_dyn_phase_2_takes_the_first_that_fits_with_the_fastest_algorithms(offlo
 def test_dyn_phase_3_downgrades_each_layer_no_further_than_it_must():
     graph, costs, peak = dynamic()
     budget = peak["all", "p"] - 1
-    plan = vdnn_dyn(graph, costs, budget)
+    plan = vdnn.vdnn_dyn(graph, costs, budget)
     assert plan.details["phase"] == 3 and plan.peak_bytes <= budget
     used = [c.algorithm for c in plan.choices]
     assert "winograd" in used and used != ["winograd"] * len(used)
@@ -177,15 +169,15 @@ def test_dyn_phase_3_downgrades_each_layer_no_further_than_it_must():
     for call, name in chosen.items():
         if name in faster:
             tried = {**chosen, call: faster[name]}
-            assert vdnn(graph, costs, offload=plan.details["offload"], algorithms=tried).peak_bytes > budget
+            assert vdnn.vdnn(graph, costs, offload=plan.details["offload"], algorithms=tried).peak_bytes > budget
 
 
 def test_dyn_phase_3_tries_vdnn_conv_before_vdnn_all():
     graph, costs, peak = dynamic()
-    assert vdnn_dyn(graph, costs, peak["conv", "m"]).details["offload"] == "conv"
-    below = vdnn_dyn(graph, costs, peak["conv", "m"] - 1)
+    assert vdnn.vdnn_dyn(graph, costs, peak["conv", "m"]).details["offload"] == "conv"
+    below = vdnn.vdnn_dyn(graph, costs, peak["conv", "m"] - 1)
     assert (below.details["offload"], below.details["phase"]) == ("all", 3)
-    least = vdnn_dyn(graph, costs, peak["all", "m"])
+    least = vdnn.vdnn_dyn(graph, costs, peak["all", "m"])
     assert (least.details["offload"], least.details["phase"], least.peak_bytes) == ("all", 3, peak["all", "m"])
 
 
@@ -197,10 +189,10 @@ def test_vgg16_with_256_images_offloads_15_6_gb():
     captured = capture(model, (torch.empty(256, 3, 224, 224, device="meta"),), backward=True)
     graph = library_view(captured)
     costs = cost_table(graph, hardware("titanx"))
-    run = simulate(graph, vdnn_all(graph, costs), costs)
+    run = simulate(graph, vdnn.vdnn_all(graph, costs), costs)
     assert run.d2h_bytes == run.h2d_bytes == 4 * 256 * (15_203_328 + 25_088)
     assert round(run.d2h_bytes / 1e9, 1) == 15.6
-    convs = simulate(graph, vdnn_conv(graph, costs), costs)
+    convs = simulate(graph, vdnn.vdnn_conv(graph, costs), costs)
     assert convs.d2h_bytes == sum(
         graph.blocks[b].nbytes for layer in layers(graph) if layer.kind == CONV for b in layer.x
     )
@@ -209,14 +201,14 @@ def test_vgg16_with_256_images_offloads_15_6_gb():
 def test_what_has_no_reuse_goes_without_a_transfer():
     step = Step()
     graph = step.finish(step.conv(step.max_pool(step.conv(step.input(3, 16, 16), 4)), 4))
-    plan = vdnn_all(graph, costs_of(graph))
+    plan = vdnn.vdnn_all(graph, costs_of(graph))
     pool_x = graph.calls[1].reads[0]
     assert [d.codec for d in plan.decisions if d.storage == pool_x] == ["drop"]
 
 
 def test_dyn_phase_1_marks_what_cannot_be_trained():
     graph, costs, peak = dynamic()
-    plan = vdnn_dyn(graph, costs, peak["all", "m"] - 1)
+    plan = vdnn.vdnn_dyn(graph, costs, peak["all", "m"] - 1)
     assert plan.details["phase"] == 1 and not plan.details["trainable"]
     assert plan.peak_bytes == peak["all", "m"]
 
@@ -247,7 +239,7 @@ def kinds(text):
     ],
 )
 def test_the_layer_of_figure_10(text, current, hit):
-    assert find_prefetch_layer(*kinds(text), current) == hit
+    assert vdnn.find_prefetch_layer(*kinds(text), current) == hit
 
 
 @pytest.mark.parametrize(
@@ -260,4 +252,4 @@ def test_the_layer_of_figure_10(text, current, hit):
     ],
 )
 def test_each_layer_is_fetched_once_in_reverse_order_or_on_demand(text, fetched):
-    assert prefetches(*kinds(text)) == fetched
+    assert vdnn.prefetches(*kinds(text)) == fetched
