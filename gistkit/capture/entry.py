@@ -27,7 +27,8 @@ from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
-from gistkit.capture.twin import Fakes, fake_inputs, fake_twin, plain_copy
+from gistkit.capture.fakes import Fakes
+from gistkit.capture.twin import fake_inputs, fake_twin, plain_copy
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 
@@ -82,7 +83,7 @@ def capture(
                 return _recorded(Recorder(twin := plain_copy(model)), twin, *given[:2])
         own = backward or on_cpu
         device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given[:2])]) if own else None
-        mode = Fakes(model, device_type is None)
+        mode = Fakes(device_type is None)
         with MirroredAutocast(device_type) if device_type else nullcontext():
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
             with mode:

@@ -15,45 +15,6 @@ STAND_IN = "_gistkit"
 """The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
 copy runs ``previous`` in its place, which was in ``__dict__["forward"]`` before (None: the class's forward)."""
 _SHARED = ("_graph", "meta")  # of a GraphModule's attributes: its forward does not read them, they may hold anything
-_aten = torch.ops.aten
-_NORMS = {
-    _aten.native_batch_norm.default: slice(1, 5),
-    _aten._native_batch_norm_legit.default: slice(1, 5),
-    _aten.native_layer_norm.default: slice(2, 4),
-    _aten.native_group_norm.default: slice(1, 3),
-}
-"""Norms with where they have weight, bias and running statistics among their arguments, as far as these are tensors."""
-_NARROW = (torch.bfloat16, torch.float16)
-
-
-class Fakes(FakeTensorMode):
-    """FakeTensorMode whose tensors have the dtypes of real ones and exist only where real ones do. A norm of narrow
-    maps with fp32 weights or running statistics saves fp32 statistics, as it does on a CPU, and a group norm's gradient
-    is as narrow as its input. Where the CPU's operators will run (``on_cpu``) no gradient is made of a batch norm's
-    input that needs none; cuDNN makes it anyway. The cache of what operators return gives a recurrent layer's two bias
-    gradients, one tensor, a storage each, and so a second capture other tasks: models with such layers go without."""
-
-    def __init__(self, model: torch.nn.Module, on_cpu: bool) -> None:
-        super().__init__(allow_non_fake_inputs=True)
-        self._on_cpu = on_cpu
-        if any(isinstance(m, torch.nn.RNNBase) for m in model.modules()):
-            self.cache_enabled = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
-            out: Any = super().__torch_dispatch__(func, types, args, kwargs or {})
-        if func is _aten.native_batch_norm_backward.default and self._on_cpu:
-            return tuple(t if asked else None for t, asked in zip(out, args[-1], strict=True))
-        if func is _aten.native_group_norm_backward.default and out[0] is not None and out[0].dtype != args[1].dtype:
-            return self._as(args[1].dtype, out[0]), *out[1:]
-        if func not in _NORMS or args[0].dtype not in _NARROW:
-            return out
-        given = (v.dtype for v in args[_NORMS[func]] if isinstance(v, torch.Tensor))
-        return (out[0], *(self._as(torch.float32, v) for v in out[1:])) if torch.float32 in given else out
-
-    def _as(self, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-        with self:
-            return torch.empty_like(like, dtype=dtype)
 
 
 def stand_in_of(module: torch.nn.Module) -> Any:
