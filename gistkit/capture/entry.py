@@ -88,7 +88,7 @@ def capture(
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
             with mode:
                 if not backward:
-                    return _recorded(Recorder(twin, source="fake"), twin, *given[:2])
+                    return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
                 return _traced_step(twin, *given, loss_fn=own_loss, on_cpu=device_type is None)
 
@@ -124,7 +124,7 @@ def _traced_step(
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer, notes = Tracer(recorder, on_cpu), recorder.notes
-    recorder.dropped = tracer.drop
+    recorder.dropped, recorder.saved = tracer.drop, tracer.save
     given = list(tensors_in((args, kwargs, targets)))
     tracer.outside([*model.parameters(), *model.buffers(), *given])
     with tracer:

@@ -7,7 +7,7 @@ on, as it was seen the first time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -63,7 +63,7 @@ class Fakes(FakeTensorMode):
             known = None if key is None else self._known.get(key)
             if known is not None:
                 return self._again(*known, args)
-            out: Any = self._as_real(func, args, super().__torch_dispatch__(func, types, args, kwargs))
+            out: Any = self._as_real(func, args, self.dispatch(func, types, args, kwargs))
             if key is not None and (made := _what(func, args, kwargs, out)) is not None:
                 if len(self._known) >= _KNOWN:
                     self._known.clear()
@@ -154,7 +154,7 @@ def _what(func: Any, args: tuple, kwargs: dict, out: Any) -> tuple[type, list] |
             storage = t.untyped_storage()
             of = top.get(storage._cdata)
             if of is None:
-                if storage._cdata in storages or storage.nbytes() != _nbytes(t):
+                if storage._cdata in storages or not fills_storage(t):
                     return None
                 storages[storage._cdata] = None
             if t.is_conj() or t.is_neg():
@@ -164,12 +164,7 @@ def _what(func: Any, args: tuple, kwargs: dict, out: Any) -> tuple[type, list] |
     return kind, made
 
 
-def _nbytes(t: torch.Tensor) -> int:
-    """Of the storage that torch.empty_strided makes."""
-    return _nbytes_of(t.size(), t.stride(), t.element_size()) if t.storage_offset() == 0 else -1
-
-
-def _nbytes_of(size: Sequence[int], stride: Sequence[int], element: int) -> int:
-    if 0 in size:
-        return 0
-    return (1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))) * element
+def fills_storage(t: torch.Tensor) -> bool:
+    """Whether a tensor's storage is as large as torch.empty_strided would make it."""
+    last = sum((n - 1) * step for n, step in zip(t.size(), t.stride(), strict=True)) if t.numel() else -1
+    return t.storage_offset() == 0 and t.untyped_storage().nbytes() == (last + 1) * t.element_size()

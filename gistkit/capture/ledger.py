@@ -114,12 +114,13 @@ def identity(t: torch.Tensor) -> int | None:
 
 
 class Packed:
-    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number.
+    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number. It
+    must be detached where it is to be kept, as a result would keep its own node alive.
     After :meth:`lighten` unwritten memory of its geometry stands in for it, made anew at each look: of fake tensors
     that shows how long a storage lives that nothing keeps for backward."""
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
-        self._tensor: torch.Tensor | None = tensor.detach()
+        self._tensor: torch.Tensor | None = tensor
         self.version, self.value = tensor._version, -1
         self.node, self.storage = node, storage
         self.like: tuple | None = None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
+
+from gistkit.capture.fakes import fills_storage
 
 STAND_IN = "_gistkit"
 """The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
@@ -33,6 +37,9 @@ def plain_copy(model: torch.nn.Module, memo: dict[int, Any] | None = None) -> to
     memo.update({id(found): found for found in wrapped.values()})
     graphs = [part for part in modules.values() if isinstance(part, GraphModule)]
     memo.update({id(part): object.__new__(type(part)) for part in graphs})
+    # a module has about 15 tables of hooks, empty ones mostly, of which deepcopy takes 10 us each
+    tables = (table for module in modules.values() for table in vars(module).values())
+    memo.update({id(t): type(t)() for t in tables if type(t) in (dict, OrderedDict, set) and not t})
     for part in graphs:
         own = {name: value if name in _SHARED else copy.deepcopy(value, memo) for name, value in vars(part).items()}
         memo[id(part)].__dict__.update(own)
@@ -79,10 +86,26 @@ def fake_inputs(item: Any, mode: FakeTensorMode, on_cpu: bool) -> Any:
 
 
 def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
-    if not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu):
+    """``mode.from_tensor(t)``, at a tenth of its time where nothing else is on the tensor's storage."""
+    real = not isinstance(t, FakeTensor) and (t.device.type == "cpu" or not on_cpu)
+    known = mode.fake_tensor_converter.meta_converter
+    if real and (not _is_plain(t) or t.untyped_storage() in known.describer.lookup_storage):
         return mode.from_tensor(t)
-    with mode, torch.no_grad():
-        fake = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="cpu" if on_cpu else t.device)
+    with no_dispatch():
+        like = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
+        fake = FakeTensor(mode, like, torch.device("cpu") if on_cpu else t.device)
     if isinstance(t, torch.nn.Parameter):
-        return torch.nn.Parameter(fake, t.requires_grad)
+        fake._is_param = True
+    if real:  # others that share the tensor or its storage come to the same
+        known.storage_memo[known.describer.get_storage_id(t.untyped_storage())] = fake.untyped_storage()
+        mode.fake_tensor_converter.set_tensor_memo(t, fake)
     return fake.requires_grad_(t.requires_grad)
+
+
+def _is_plain(t: torch.Tensor) -> bool:
+    """Whether a tensor is a leaf of no subclass, is all of its storage and has nothing that a copy of it would miss."""
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided or t.is_meta or t.is_inference():
+        return False
+    if t.is_quantized or t.is_complex() or t.is_neg() or not t.is_leaf or t._is_view() or t.grad is not None:
+        return False
+    return fills_storage(t) and getattr(t, "grad_dtype", t.dtype) in (None, t.dtype)

@@ -94,6 +94,10 @@ class Tracer(TorchDispatchMode):
         """By storage, the span in which a node that held it died before backward; past the last where it stays."""
         self._leaf: torch.Tensor | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # 4 us for each operator; nothing is compiled while a mode like this one is active
+
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
         """Storages from before the step."""
         for t in tensors:
@@ -128,6 +132,11 @@ class Tracer(TorchDispatchMode):
             item.stand_in = -1 if storage is None else storage
             self._stood[item.ref.cdata] = item
         return t
+
+    def save(self, t: torch.Tensor) -> None:
+        """A tensor is saved for backward: what is at work read it."""
+        if self.active:
+            self._span(self._key()).reads[self._note(t).id] = None
 
     def drop(self, storage: int) -> None:
         """A backward node that held the storage has been freed: the storage counts until now, and is not read later."""
