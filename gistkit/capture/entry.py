@@ -90,7 +90,7 @@ def capture(
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                return _traced_step(twin, *given, loss_fn=own_loss, on_cpu=device_type is None)
+                return _traced_step(twin, *given, own_loss, mode, device_type is None)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -117,14 +117,14 @@ def _recorded(recorder: Recorder, model: torch.nn.Module, args: tuple, kwargs: d
 
 
 def _traced_step(
-    model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, on_cpu: bool
+    model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, fakes: Fakes, on_cpu: bool
 ) -> SavedGraph:
     """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
     step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
-    tracer, notes = Tracer(recorder, on_cpu), recorder.notes
-    recorder.dropped, recorder.saved = tracer.drop, tracer.save
+    tracer, notes = Tracer(recorder, on_cpu, fakes), recorder.notes
+    recorder.dropped, recorder.saved = tracer.drop, tracer.read
     given = list(tensors_in((args, kwargs, targets)))
     tracer.outside([*model.parameters(), *model.buffers(), *given])
     with tracer:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-from gistkit.capture.ledger import tensors_in
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 _NORMS = {
@@ -47,7 +47,7 @@ class Fakes(FakeTensorMode):
     is as narrow as its input. Where the CPU's operators will run (``on_cpu``) no gradient is made of a batch norm's
     input that needs none; cuDNN makes it anyway."""
 
-    _known: dict[tuple, tuple[type, list]] = {}
+    _known: dict[tuple | None, tuple[type, list]] = {}
 
     def __init__(self, on_cpu: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -56,12 +56,9 @@ class Fakes(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is _DEVICE and type(args[0]) is FakeTensor and not self.in_kernel_invocation:
-            return args[0].fake_device
         with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
             key = self._key(func, args, kwargs)
-            known = None if key is None else self._known.get(key)
-            if known is not None:
+            if (known := self._known.get(key)) is not None:
                 return self._again(*known, args)
             out: Any = self._as_real(func, args, self.dispatch(func, types, args, kwargs))
             if key is not None and (made := _what(func, args, kwargs, out)) is not None:
@@ -69,6 +66,15 @@ class Fakes(FakeTensorMode):
                     self._known.clear()
                 self._known[key] = made
             return out
+
+    def recalled(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """What an operator returns, where that is known, for modes above to ask before they dispatch; else
+        NotImplemented."""
+        if func is _DEVICE and type(args[0]) is FakeTensor:
+            return args[0].fake_device
+        with no_dispatch():
+            known = self._known.get(self._key(func, args, kwargs))
+            return NotImplemented if known is None else self._again(*known, args)
 
     def _key(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """All on which depends what an operator returns; None where that cannot be told."""
@@ -139,7 +145,8 @@ def _what(func: Any, args: tuple, kwargs: dict, out: Any) -> tuple[type, list] |
     parts = out if isinstance(out, (tuple, list)) else [out]
     if kind is tuple and not isinstance(out, tuple):
         return None
-    storages = {t.untyped_storage()._cdata: None for t in tensors_in((args, kwargs))}
+    given = (v for v in tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor))
+    storages = {t.untyped_storage()._cdata: None for t in given}
     own = {id(v): i for i, v in enumerate(args)}
     top = {v.untyped_storage()._cdata: i for i, v in reversed(list(enumerate(args))) if isinstance(v, FakeTensor)}
     made: list = []
@@ -162,6 +169,12 @@ def _what(func: Any, args: tuple, kwargs: dict, out: Any) -> tuple[type, list] |
             state = {k: v for k, v in vars(t).items() if k != "fake_mode"}
             made.append(_Made(t.size(), t.stride(), t.dtype, t.fake_device, of, t.storage_offset(), state))
     return kind, made
+
+
+def empty_fake(mode: FakeTensorMode, size: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> FakeTensor:
+    """torch.empty_strided as the mode makes it, past all other modes."""
+    with no_dispatch():
+        return FakeTensor(mode, torch.empty_strided(size, stride, dtype=dtype, device="meta"), device)
 
 
 def fills_storage(t: torch.Tensor) -> bool:

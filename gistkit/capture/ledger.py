@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gistkit.capture.fakes import empty_fake
 from gistkit.ir import Save, Value
 from gistkit.kernels import is_dense
 
 NO_PRODUCER = -1
 T = TypeVar("T")
+_LEAVES = {int, float, bool, str, type(None), torch.dtype, torch.device}
+"""What is most frequent among arguments and holds no tensors."""
 
 
 @dataclass
@@ -48,7 +51,10 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     elif hasattr(item, "__dataclass_fields__") and not isinstance(item, type):
         parts = (getattr(item, name) for name in item.__dataclass_fields__)
     for part in parts:
-        yield from tensors_in(part)
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif type(part) not in _LEAVES:
+            yield from tensors_in(part)
 
 
 class Ledger:
@@ -125,6 +131,7 @@ class Packed:
         self.node, self.storage = node, storage
         self.like: tuple | None = None
         """Size, stride, dtype and device; None for a tensor without a storage, which may have none of these."""
+        self._mode = getattr(tensor, "fake_mode", None)
         if storage is not None:
             self.like = tuple(tensor.size()), tensor.stride(), tensor.dtype, tensor.device
 
@@ -135,6 +142,8 @@ class Packed:
             return self._tensor
         assert self.like is not None
         size, stride, dtype, device = self.like
+        if self._mode is not None:
+            return empty_fake(self._mode, *self.like)
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     def lighten(self) -> None:

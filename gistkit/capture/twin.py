@@ -10,10 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_map_only
 
-from gistkit.capture.fakes import fills_storage
+from gistkit.capture.fakes import empty_fake, fills_storage
 
 STAND_IN = "_gistkit"
 """The name in ``module.__dict__`` of what stands in for a compressed module's forward. While it is ``in_force``, a
@@ -91,9 +90,7 @@ def _fake(t: torch.Tensor, mode: FakeTensorMode, on_cpu: bool) -> torch.Tensor:
     known = mode.fake_tensor_converter.meta_converter
     if real and (not _is_plain(t) or t.untyped_storage() in known.describer.lookup_storage):
         return mode.from_tensor(t)
-    with no_dispatch():
-        like = torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta")
-        fake = FakeTensor(mode, like, torch.device("cpu") if on_cpu else t.device)
+    fake = empty_fake(mode, t.size(), t.stride(), t.dtype, torch.device("cpu") if on_cpu else t.device)
     if isinstance(t, torch.nn.Parameter):
         fake._is_param = True
     if real:  # others that share the tensor or its storage come to the same
