@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gistkit.capture.fakes import Fakes
 from gistkit.capture.isolation import (
     MirroredAutocast,
     autocast_device,
@@ -28,7 +29,6 @@ from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
-from gistkit.capture.fakes import Fakes
 from gistkit.capture.twin import fake_inputs, fake_twin, plain_copy
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
@@ -91,7 +91,7 @@ def capture(
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                return _traced_step(twin, *given, own_loss, mode, device_type is None)
+                return _traced_step(twin, *given, loss_fn=own_loss, fakes=mode, on_cpu=device_type is None)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -118,7 +118,13 @@ def _recorded(recorder: Recorder, model: torch.nn.Module, args: tuple, kwargs: d
 
 
 def _traced_step(
-    model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, fakes: Fakes, on_cpu: bool
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    targets: tuple,
+    loss_fn: LossFn | None,
+    fakes: Fakes,
+    on_cpu: bool,
 ) -> SavedGraph:
     """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
     step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""

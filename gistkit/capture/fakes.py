@@ -8,7 +8,7 @@ on, as it was seen the first time.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -38,7 +38,7 @@ class _Made(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     of: int | None
-    offset: int
+    offset: Any
     state: dict[str, Any]
 
 
@@ -48,7 +48,7 @@ class Fakes(FakeTensorMode):
     is as narrow as its input. Where the CPU's operators will run (``on_cpu``) no gradient is made of a batch norm's
     input that needs none; cuDNN makes it anyway."""
 
-    _known: dict[tuple | None, tuple[type, list]] = {}
+    _known: ClassVar[dict[tuple | None, tuple[type, list]]] = {}  # by all captures, as PyTorch's own
 
     def __init__(self, on_cpu: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -58,9 +58,10 @@ class Fakes(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
-            key = self._key(func, args, kwargs)
-            if (known := self._known.get(key)) is not None:
-                return self._again(*known, args)
+            known = self.recalled(func, args, kwargs)
+            if known is not NotImplemented:
+                return known
+            key = self._key(func, args, kwargs)  # before the operator changes an operand
             out: Any = self._batch_norm(*args[:6]) if func in _BATCH_NORMS else None
             out = self._as_real(func, args, out or self.dispatch(func, types, args, kwargs))
             if key is not None and (made := _what(func, args, kwargs, out)) is not None:
@@ -80,7 +81,8 @@ class Fakes(FakeTensorMode):
 
     def _key(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """All on which depends what an operator returns; None where that cannot be told."""
-        found = [func, self._on_cpu, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+        found = [func, self._on_cpu, torch.get_default_dtype(), torch._C._get_default_device()]
+        found.append(torch.is_inference_mode_enabled())
         if kwargs:
             found.extend(kwargs)
             args = (*args, *kwargs.values())
@@ -118,7 +120,7 @@ class Fakes(FakeTensorMode):
         where: Any = {"dispatch_device": True, "device_for_backend_keys": device}
         t = torch.Tensor._make_subclass(FakeTensor, like, False, **where)
         torch._C._set_throw_on_mutable_data_ptr(t)
-        t.__dict__.update(state)
+        vars(t).update(state)
         t.fake_mode = self
         return t
 

@@ -86,8 +86,9 @@ class MirroredAutocast(TorchFunctionMode):
         if self._device_type != "cuda" or not torch.is_autocast_enabled("cpu"):
             return func(*args, **kwargs)
         if name in _WIDENED:
-            args, kwargs = tree_map_only(torch.Tensor, _widened, (args, kwargs))
-        elif name in _GIVING_FP32 and kwargs.get("dtype") is None and args and args[0].is_floating_point():
+            given: Any = tree_map_only(torch.Tensor, _widened, (args, kwargs))
+            return func(*given[0], **given[1])
+        if name in _GIVING_FP32 and kwargs.get("dtype") is None and args and args[0].is_floating_point():
             kwargs = {**kwargs, "dtype": torch.float32}
         elif func is torch.nn.functional.cross_entropy and args[0].dtype != torch.float32:
             return _cross_entropy(*args, **kwargs)
