@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
+from gistkit.capture.fakes import Fakes
 from gistkit.capture.isolation import (
     MirroredAutocast,
     autocast_device,
     left_behind,
     no_autocast_cache,
+    no_collector,
     on_copy,
     others_untouched,
     untouched_random_states,
@@ -27,7 +29,7 @@ from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
-from gistkit.capture.twin import Fakes, fake_inputs, fake_twin, plain_copy
+from gistkit.capture.twin import fake_inputs, fake_twin, plain_copy
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 
@@ -82,14 +84,14 @@ def capture(
                 return _recorded(Recorder(twin := plain_copy(model)), twin, *given[:2])
         own = backward or on_cpu
         device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given[:2])]) if own else None
-        mode = Fakes(model, device_type is None)
-        with MirroredAutocast(device_type) if device_type else nullcontext():
+        mode = Fakes(device_type is None)
+        with no_collector(), MirroredAutocast(device_type) if device_type else nullcontext():
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
             with mode:
                 if not backward:
-                    return _recorded(Recorder(twin, source="fake"), twin, *given[:2])
+                    return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                return _traced_step(twin, *given, loss_fn=own_loss, on_cpu=device_type is None)
+                return _traced_step(twin, *given, loss_fn=own_loss, fakes=mode, on_cpu=device_type is None)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -116,14 +118,20 @@ def _recorded(recorder: Recorder, model: torch.nn.Module, args: tuple, kwargs: d
 
 
 def _traced_step(
-    model: torch.nn.Module, args: tuple, kwargs: dict, targets: tuple, loss_fn: LossFn | None, on_cpu: bool
+    model: torch.nn.Module,
+    args: tuple,
+    kwargs: dict,
+    targets: tuple,
+    loss_fn: LossFn | None,
+    fakes: Fakes,
+    on_cpu: bool,
 ) -> SavedGraph:
     """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
     step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
-    tracer, notes = Tracer(recorder, on_cpu), recorder.notes
-    recorder.dropped = tracer.drop
+    tracer, notes = Tracer(recorder, on_cpu, fakes), recorder.notes
+    recorder.dropped, recorder.saved = tracer.drop, tracer.read
     given = list(tensors_in((args, kwargs, targets)))
     tracer.outside([*model.parameters(), *model.buffers(), *given])
     with tracer:

@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gistkit.capture.fakes import empty_fake
 from gistkit.ir import Save, Value
 from gistkit.kernels import is_dense
 
 NO_PRODUCER = -1
 T = TypeVar("T")
+_LEAVES = {int, float, bool, str, type(None), torch.dtype, torch.device}
+"""What is most frequent among arguments and holds no tensors."""
 
 
 @dataclass
@@ -48,7 +51,10 @@ def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     elif hasattr(item, "__dataclass_fields__") and not isinstance(item, type):
         parts = (getattr(item, name) for name in item.__dataclass_fields__)
     for part in parts:
-        yield from tensors_in(part)
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif type(part) not in _LEAVES:
+            yield from tensors_in(part)
 
 
 class Ledger:
@@ -114,16 +120,18 @@ def identity(t: torch.Tensor) -> int | None:
 
 
 class Packed:
-    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number.
+    """What the recorder's hook keeps of a saved tensor: itself, its version and value, its node's sequence number. It
+    must be detached where it is to be kept, as a result would keep its own node alive.
     After :meth:`lighten` unwritten memory of its geometry stands in for it, made anew at each look: of fake tensors
     that shows how long a storage lives that nothing keeps for backward."""
 
     def __init__(self, tensor: torch.Tensor, node: int, storage: int | None) -> None:
-        self._tensor: torch.Tensor | None = tensor.detach()
+        self._tensor: torch.Tensor | None = tensor
         self.version, self.value = tensor._version, -1
         self.node, self.storage = node, storage
         self.like: tuple | None = None
         """Size, stride, dtype and device; None for a tensor without a storage, which may have none of these."""
+        self._mode = getattr(tensor, "fake_mode", None)
         if storage is not None:
             self.like = tuple(tensor.size()), tensor.stride(), tensor.dtype, tensor.device
 
@@ -134,6 +142,8 @@ class Packed:
             return self._tensor
         assert self.like is not None
         size, stride, dtype, device = self.like
+        if self._mode is not None:
+            return empty_fake(self._mode, *self.like)
         return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
     def lighten(self) -> None:

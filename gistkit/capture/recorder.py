@@ -39,6 +39,7 @@ class Recorder(TorchFunctionMode):
     the lives of fake tensors can be watched (:mod:`gistkit.capture.step.trace`).
 
     ``notes`` is what was written down so far. ``current`` is the provisional number of the call that runs now.
+    ``saved`` is called with what a call or node saves, if ``light``.
     ``unpacked`` makes the stand-ins that backward unpacks, given a function that makes one and its storage. ``dropped``
     is called with the storage that a node held which died before the forward was done: a branch that leads nowhere.
     """
@@ -48,6 +49,7 @@ class Recorder(TorchFunctionMode):
         self.notes = Notes(source)
         self.unpacked: Callable[[Callable[[], torch.Tensor], int | None], torch.Tensor] | None = None
         self.dropped: Callable[[int], None] | None = None
+        self.saved: Callable[[torch.Tensor], None] | None = None
         self._light = light
         self._call: OpenCall | None = None
         self._busy = False
@@ -186,6 +188,10 @@ class Recorder(TorchFunctionMode):
             entry = notes.ledger.storage_of(t, "parameter" if is_weight(t) else "activation", origin)
             if entry is not None and is_parameter(t):
                 entry.kind = "parameter"  # also where fully_shard gathered it within the forward: a call's result then
+            if not self._light or entry is None or t._is_view():
+                t = t.detach()
+            elif self.saved is not None:
+                self.saved(t)
             packed = Packed(t, sequence, None if entry is None else entry.id)
             dropped, storage = self.dropped, packed.storage
             ref = weakref.ref(packed, None if dropped is None or storage is None else lambda _: dropped(storage))

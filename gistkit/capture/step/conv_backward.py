@@ -46,9 +46,11 @@ def needs_input(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) 
     """Whether a convolution of that geometry (stride, padding, dilation, groups) reads its input for its input's
     gradient, and neither an empty tensor nor one element of the weight, expanded to its shape, can stand in for it: the
     backend brings it into a memory format first, which depends on its own and is that of the gradient."""
+    if x.is_contiguous():
+        return False
     stride, padding, dilation, groups = geometry
     backend = torch._C._select_conv_backend(x, weight, None, stride, padding, dilation, False, (0, 0), groups)
-    if x.is_contiguous() or takes_its_own(backend, x, groups):
+    if takes_its_own(backend, x, groups):
         return False
     if not x.is_cpu or backend not in _COPIED_INTO_ONE_FORMAT:
         return True

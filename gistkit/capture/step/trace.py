@@ -13,6 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gistkit.capture.fakes import Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.step.conv_backward import CONV_BACKWARD, made_of, reads_input, unasked_bytes
@@ -20,6 +21,7 @@ from gistkit.capture.step.conv_backward import CONV_BACKWARD, made_of, reads_inp
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
 _aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 _REDUCED = {
     _aten.mse_loss.default,
@@ -71,14 +73,14 @@ class Span:
 
 
 class Tracer(TorchDispatchMode):
-    """Watches one step; entered inside FakeTensorMode, paused while ``active`` is False. ``on_cpu``: those of the CPU
-    are the operators that will run, not another device's."""
+    """Watches one step; entered inside FakeTensorMode (``fakes``), paused while ``active`` is False. ``on_cpu``: those
+    of the CPU are the operators that will run, not another device's."""
 
-    def __init__(self, recorder: Recorder, on_cpu: bool = True) -> None:
+    def __init__(self, recorder: Recorder, on_cpu: bool = True, fakes: Fakes | None = None) -> None:
         from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
 
         super().__init__()
-        self._recorder, self._on_cpu = recorder, on_cpu
+        self._recorder, self._on_cpu, self._fakes = recorder, on_cpu, fakes
         self._flops = flop_registry
         self.phase = "forward"
         self.active = True
@@ -93,6 +95,10 @@ class Tracer(TorchDispatchMode):
         self.dropped: dict[int, int] = {}
         """By storage, the span in which a node that held it died before backward; past the last where it stays."""
         self._leaf: torch.Tensor | None = None
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # 4 us for each operator; nothing is compiled while a mode like this one is active
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
         """Storages from before the step."""
@@ -128,6 +134,17 @@ class Tracer(TorchDispatchMode):
             item.stand_in = -1 if storage is None else storage
             self._stood[item.ref.cdata] = item
         return t
+
+    def read(self, t: torch.Tensor) -> None:
+        """What is at work reads a tensor, be it to save it for backward."""
+        if self.active:
+            self._reads(self._span(self._key()), [self._note(t).id])
+
+    def _reads(self, span: Span, ids: Iterable[int]) -> None:
+        span.reads.update(dict.fromkeys(ids))
+        for item in (self.seen[i] for i in ids):
+            if item.stand_in is not None and item.unpacked < 0:
+                item.unpacked = len(self.spans) - 1
 
     def drop(self, storage: int) -> None:
         """A backward node that held the storage has been freed: the storage counts until now, and is not read later."""
@@ -216,8 +233,10 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if not self.active:
-            return func(*args, **kwargs)
+        if func is _DEVICE:
+            self.read(args[0])
+        if not self.active or func is _DEVICE:
+            return self._result(func, args, kwargs)
         inputs = list(_tensors((args, kwargs)))
         key = self._key()
         span = self._span((key[0], None, GRADIENT_SUM) if self._is_sum(func, inputs, key) else key)
@@ -236,14 +255,15 @@ class Tracer(TorchDispatchMode):
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run one operator of a span; for subclasses to time."""
-        return func(*args, **kwargs)
+        return self._result(func, args, kwargs)
+
+    def _result(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        known = NotImplemented if self._fakes is None else self._fakes.recalled(func, args, kwargs)
+        return func(*args, **kwargs) if known is NotImplemented else known
 
     def _write_down(self, span: Span, func: Any, args: tuple, kwargs: dict, out: Any, read: dict, made: dict) -> None:
         span.ops.append(func._schema.name)
-        span.reads.update(dict.fromkeys(read))
-        for i in read:
-            if self.seen[i].stand_in is not None and self.seen[i].unpacked < 0:
-                self.seen[i].unpacked = len(self.spans) - 1
+        self._reads(span, read)
         fresh = {i: t for i, t in made.items() if i not in read}
         changed = fresh if not func._schema.is_mutable else made
         span.writes.update(dict.fromkeys(changed))
