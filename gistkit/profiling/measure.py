@@ -111,6 +111,7 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
         place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
         other = channels_last_bytes(graph, workspace, rows, place)
     host = _host_task_s(graph, hardware, model, work)
+    gc.collect()  # the compressed copy, which holds itself
     return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other, *host)
 
 
