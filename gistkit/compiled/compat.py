@@ -247,6 +247,27 @@ def lower_rounded(operator: Any) -> None:
     )
 
 
+def lower_short(operator: Any) -> None:
+    """``operator(x)``: x; all that it is computed by counts as one operation and one read where Inductor decides by
+    their numbers which values become buffers."""
+    pointwise, virtualized = private("torch._inductor.ir", "Pointwise"), private("torch._inductor.virtualized", "V")
+
+    @_rule(operator)
+    def lower(x: Any) -> Any:
+        load = x.make_loader()
+
+        def inner(index: Any) -> Any:
+            counter = virtualized.get_ops_handler()
+            known = {n: getattr(counter, n, None) for n in ("op_count", "_nontrivial_read_count")}
+            loaded = load(index)
+            for name, count in known.items():
+                if isinstance(count, int):
+                    setattr(counter, name, min(count + 1, getattr(counter, name)))
+            return loaded
+
+        return pointwise.create(device=x.get_device(), dtype=x.get_dtype(), inner_fn=inner, ranges=x.get_size())
+
+
 def lower_convolved(operator: Any) -> None:
     """``operator(x, weight, stride, padding, dilation, groups)``: a convolution."""
     lowerings = private("torch._inductor.lowering", "lowerings")

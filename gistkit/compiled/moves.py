@@ -159,7 +159,7 @@ class Moves:
         if self.settings.exact:
             edit.rebuild(self.pair, cone, laid_out=self._same)
         else:
-            rebuild_late(self.pair, cone)
+            rebuild_late(self.pair, cone, self.settings.lossy is not None)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
         why = f"computed anew from {sources}"
         self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)

@@ -22,8 +22,8 @@ def lay_out_stand_ins(pair: Pair) -> None:
     the pool's input is, and copies it for the convolution behind where that is not channels_last."""
     for node in _pools(pair):
         x: Any = node.args[1]
-        if x.target is aten.expand.default and _lies_last(pair, node):
-            _stand_in(pair, node)
+        if x.target is aten.expand.default and _lies_last(pair, value(node)):
+            stand_in(pair, node, value(node))
 
 
 def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
@@ -48,18 +48,21 @@ def _pools(pair: Pair) -> list[fx.Node]:
     return [node for node in found if is_tensor(node.args[1])]
 
 
-def _lies_last(pair: Pair, node: fx.Node) -> bool:
-    """Whether a pool's input lies in channels_last, as its gradient's shape and the graph's convolutions tell."""
-    made = value(node)
-    fixed = made.dim() == 4 and all(isinstance(d, int) for d in (*made.shape, *made.stride()))
-    return fixed and (compat.prefers_channels_last(pair.forward) or made.stride(1) == 1)
-
-
-def _stand_in(pair: Pair, node: fx.Node) -> None:
-    """A tensor of the input's layout, which Inductor does not allocate as no kernel reads it."""
-    x = value(node.args[1])  # type: ignore[arg-type]
-    last = _lies_last(pair, node)
-    strides = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last).stride() if last else x.stride()
+def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
+    """Have a node of backward that reads only the shape of its second operand read a tensor laid out as ``like`` is,
+    which no kernel writes; whether the sizes are known."""
+    if not all(isinstance(d, int) for d in (*like.shape, *like.stride())):
+        return False
+    if _lies_last(pair, like):
+        strides = torch.empty(like.shape, device="meta").to(memory_format=torch.channels_last).stride()
+    else:
+        strides = like.stride()
     build = Builder(pair.backward.graph, node, backward=True)
-    words = {"dtype": x.dtype, "layout": torch.strided, "device": x.device, "pin_memory": False}
-    node.update_arg(1, build(aten.empty_strided.default, list(x.shape), list(strides), **words))
+    words = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
+    node.update_arg(1, build(aten.empty_strided.default, list(like.shape), list(strides), **words))
+    return True
+
+
+def _lies_last(pair: Pair, x: torch.Tensor) -> bool:
+    """Whether images lie in channels_last, as their strides and the graph's convolutions tell."""
+    return x.dim() == 4 and (compat.prefers_channels_last(pair.forward) or x.stride(1) == 1)
