@@ -22,12 +22,17 @@ from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
+from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
 
 TIME_SHARE = 0.07
 """Of a step's modelled time, for all rebuilds where no budget asks for more."""
+
+ROUNDED_SHARE = 0.85
+"""Of what all kept tensors would take in the format: where less is kept, roundings that move more bytes than they free
+are left out, unless a budget asks for more."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,13 @@ class Moves:
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
         self.plain_peak_bytes = predicted_peak(pair)
-        self._rounding = None
+        self._rounding, self._enough_bytes = None, 0.0
         if settings.lossy is not None:
             static = lossy.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, static, least)
+            bits = VALUE_FORMS[settings.lossy][0].bits
+            self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -90,8 +97,15 @@ class Moves:
         for cone in self._cones:
             self._rebuild(cone)
         self.pair.drop_unread()
-        for choice in packing.choices(self.pair, self._rounding):
-            self._encode(choice)
+        found = packing.choices(self.pair, self._rounding)
+        for choice in sorted(found, key=lambda c: (-c.worth, -storage_bytes(c.node))):
+            if choice.worth >= 1 or self._kept_bytes() > self._enough_bytes:
+                self._encode(choice)
+            else:
+                self._reasons[choice.node.name] = "rounding it would move more bytes than it frees"
+
+    def _kept_bytes(self) -> int:
+        return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())
 
     def within(self, budget: int | str) -> None:
         """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
@@ -127,7 +141,7 @@ class Moves:
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
         found = packing.choices(self.pair, self._rounding)
-        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES}
+        reasons = {c.node.name: c.reason for c in found if c.reason != packing.VALUES and not c.form} | self._reasons
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:

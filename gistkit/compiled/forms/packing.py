@@ -27,11 +27,13 @@ VALUES = "values that backward reads, each in full"
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one saved tensor: its encoding, None where it stays, and why."""
+    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``worth``: of a rounding, see
+    :func:`gistkit.compiled.forms.lossy.worth`."""
 
     node: fx.Node
     form: bits.Bits | bits.Signs | Narrow | None
     reason: str
+    worth: float = float("inf")
 
 
 class Rounding(NamedTuple):
@@ -87,7 +89,9 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     if exact is not None:
         return Choice(node, None, exact)
     form = narrow(rounding.name, value(node), last)
-    return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
+    if isinstance(form, str):
+        return Choice(node, None, form)
+    return Choice(node, form, f'lossy="{rounding.name}"', lossy.worth(pair, node, form))
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
