@@ -31,8 +31,8 @@ TIME_SHARE = 0.07
 """Of a step's modelled time, for all rebuilds where no budget asks for more."""
 
 ROUNDED_SHARE = 0.85
-"""Of what all kept tensors would take in the format: where less is kept, roundings that move more bytes than they free
-are left out, unless a budget asks for more."""
+"""Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
+left out, unless a budget asks for more."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Moves:
             self._rebuild(cone)
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
-        for choice in sorted(found, key=lambda c: (-c.worth, -storage_bytes(c.node))):
-            if choice.worth >= 1 or self._kept_bytes() > self._enough_bytes:
+        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
+            if not choice.kernels or self._kept_bytes() > self._enough_bytes:
                 self._encode(choice)
             else:
-                self._reasons[choice.node.name] = "rounding it would move more bytes than it frees"
+                self._reasons[choice.node.name] = "rounding it would take a kernel of its own"
 
     def _kept_bytes(self) -> int:
         return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from gistkit.compiled.forms.narrow import FLOATS, Narrow
-from gistkit.compiled.readers import fuse_together, readers, reads_memory
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, value
+from gistkit.compiled.readers import readers, reads_memory
+from gistkit.compiled.split import Pair, elements, is_tensor, value
 from gistkit.formats import SCALE_BLOCK
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -46,35 +46,15 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
     return "backward exponentiates it" if _exponentiated(pair.place(node)) else None
 
 
-def worth(pair: Pair, node: fx.Node, form: Narrow) -> float:
-    """Bytes that a rounding frees for each that it moves, modelled. A kernel that reads the tensor anyhow writes the
-    codes, but for one whose rows do not fit into the blocks of a scale; a library's operand is decoded into memory;
-    another kernel reads codes in place of values."""
-    plain, codes = storage_bytes(node), elements(node) * form.fmt.bits // 8
-    users = sorted(pair.place(node).users)
-    fused = [u for u in users if not reads_memory(u)]
-    kernels = sum(not i or not fuse_together(fused[i - 1], u) for i, u in enumerate(fused))
-    moved = codes if _encoded_within(node, form) else plain + codes
-    moved += (len(fused) < len(users)) * (plain + codes) - kernels * (plain - codes)
-    return (plain - codes) / moved if moved > 0 else float("inf")
-
-
-def _encoded_within(node: fx.Node, form: Narrow) -> bool:
-    """Whether Inductor puts the encoder into a kernel of forward that reads the tensor."""
+def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
+    """How many kernels of its own a rounding takes: one to decode what a library reads; one to encode, unless Inductor
+    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it."""
     row = form.shape[-1]
-    if form.scaled and SCALE_BLOCK % row and row % SCALE_BLOCK:
-        return False
-    found, stack = False, [u for u in node.users if u.op != "output"]
-    while stack:
-        user = stack.pop()
-        if is_view(user) or user.target is prims.convert_element_type.default:
-            stack += user.users
-        elif not reads_memory(user):
-            made = [n for n in (user, *user.users) if is_tensor(n)]
-            if any(elements(n) * row == elements(node) for n in made):  # as a layer norm's
-                return False
-            found = True
-    return found
+    fits = not form.scaled or SCALE_BLOCK % row == 0 or row % SCALE_BLOCK == 0
+    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
+    read = [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+    sums = any(elements(n) * row == elements(node) for r in read for n in (r, *r.users) if is_tensor(n))
+    return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
 
 
 def _exponentiated(node: fx.Node, steps: int = 5) -> bool:

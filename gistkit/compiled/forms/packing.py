@@ -27,13 +27,13 @@ VALUES = "values that backward reads, each in full"
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``worth``: of a rounding, see
-    :func:`gistkit.compiled.forms.lossy.worth`."""
+    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``kernels``: those of
+    its own that a rounding takes."""
 
     node: fx.Node
     form: bits.Bits | bits.Signs | Narrow | None
     reason: str
-    worth: float = float("inf")
+    kernels: int = 0
 
 
 class Rounding(NamedTuple):
@@ -91,7 +91,7 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     form = narrow(rounding.name, value(node), last)
     if isinstance(form, str):
         return Choice(node, None, form)
-    return Choice(node, form, f'lossy="{rounding.name}"', lossy.worth(pair, node, form))
+    return Choice(node, form, f'lossy="{rounding.name}"', lossy.own_kernels(pair, node, form))
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
