@@ -14,7 +14,7 @@ from functools import partial
 from torch import fx
 
 from gistkit.compiled import compat, edit, pools
-from gistkit.compiled.forms import lossy, packing
+from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
@@ -67,10 +67,11 @@ class Moves:
         self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
+        self._left: dict[str, str] = {}
         self.plain_peak_bytes = predicted_peak(pair)
         self._rounding, self._enough_bytes = None, 0.0
         if settings.lossy is not None:
-            static = lossy.of_parameters(pair, static_inputs)
+            static = packing.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, static, least)
             bits = VALUE_FORMS[settings.lossy][0].bits
@@ -102,7 +103,7 @@ class Moves:
             if not choice.kernels or self._kept_bytes() > self._enough_bytes:
                 self._encode(choice)
             else:
-                self._reasons[choice.node.name] = "rounding it would take a kernel of its own"
+                self._left[choice.node.name] = "rounding it would take a kernel of its own"
 
     def _kept_bytes(self) -> int:
         return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())
@@ -141,7 +142,7 @@ class Moves:
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
         found = packing.choices(self.pair, self._rounding)
-        reasons = {c.node.name: c.reason for c in found if c.reason != packing.VALUES and not c.form} | self._reasons
+        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES} | self._left
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:
