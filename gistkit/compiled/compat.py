@@ -253,12 +253,10 @@ def lower_short(operator: Any) -> None:
     virtualized = private("torch._inductor.virtualized", "V")
 
     def made(ops: Any, load: Any, dtype: Any) -> Any:
-        counter = virtualized.get_ops_handler()
-        known = {n: getattr(counter, n, None) for n in ("op_count", "_nontrivial_read_count")}
+        counts = getattr(virtualized.get_ops_handler(), "__dict__", {})  # other attributes warn
+        before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
         loaded = load()
-        for name, count in known.items():
-            if isinstance(count, int):
-                setattr(counter, name, min(count + 1, getattr(counter, name)))
+        counts.update({name: min(count + 1, counts[name]) for name, count in before.items()})
         return loaded
 
     _lower_pointwise(operator, made)
