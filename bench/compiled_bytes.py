@@ -34,7 +34,7 @@ from torch import fx, nn
 from bench.networks import GPT
 from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
-from gistkit.compiled import compat, joint
+from gistkit.compiled import compat, pools
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.moves import TIME_SHARE
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
@@ -137,7 +137,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
     def look(gm: fx.GraphModule, inputs: Any, words: dict[str, Any]) -> None:
         results = words["num_fwd_outputs"]
         plain = Pair(*compat.min_cut(copied(gm), inputs, **words), results)
-        joint.rewritten(gm)
+        pools.rewritten(gm)
         pair = Pair(*compat.min_cut(gm, inputs, **words), results)
         free = replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))
         began = time.perf_counter()

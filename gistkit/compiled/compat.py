@@ -221,7 +221,7 @@ def lower_moment(operator: Any) -> None:
 
 
 def _lower_pointwise(operator: Any, made: Any) -> None:
-    """``operator(x, ...)``: ``made(ops, loaded x, dtype, ...)`` of each element."""
+    """``operator(x, ...)``: ``made(ops, what loads x, dtype, ...)`` of each element."""
     pointwise = private("torch._inductor.ir", "Pointwise")
     ops = private("torch._inductor.virtualized", "ops")
 
@@ -230,21 +230,36 @@ def _lower_pointwise(operator: Any, made: Any) -> None:
         load, dtype = x.make_loader(), x.get_dtype()
 
         def inner(index: Any) -> Any:
-            return made(ops, load(index), dtype, *words)
+            return made(ops, lambda: load(index), dtype, *words)
 
         return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
 
 
 def lower_variance(operator: Any) -> None:
     """``operator(moment, count)``: Inductor's own variance, the moment over a constant."""
-    _lower_pointwise(operator, lambda ops, x, dtype, count: x / ops.constant(count, dtype))
+    _lower_pointwise(operator, lambda ops, load, dtype, count: load() / ops.constant(count, dtype))
 
 
 def lower_rounded(operator: Any) -> None:
     """``operator(x)``: x is rounded to its own dtype where kernels compute in a wider one."""
     _lower_pointwise(
-        operator, lambda ops, x, dtype: ops.to_dtype(ops.to_dtype(x, dtype, use_compute_types=False), dtype)
+        operator, lambda ops, load, dtype: ops.to_dtype(ops.to_dtype(load(), dtype, use_compute_types=False), dtype)
     )
+
+
+def lower_short(operator: Any) -> None:
+    """``operator(x)``: x; all that it is computed by counts as one operation and one read where Inductor decides by
+    their numbers which values become buffers."""
+    virtualized = private("torch._inductor.virtualized", "V")
+
+    def made(ops: Any, load: Any, dtype: Any) -> Any:
+        counts = getattr(virtualized.get_ops_handler(), "__dict__", {})  # other attributes warn
+        before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
+        loaded = load()
+        counts.update({name: min(count + 1, counts[name]) for name, count in before.items()})
+        return loaded
+
+    _lower_pointwise(operator, made)
 
 
 def lower_convolved(operator: Any) -> None:

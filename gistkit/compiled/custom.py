@@ -12,6 +12,8 @@ from gistkit.compiled import compat, record, traced
 from gistkit.compiled.moves import Settings
 from gistkit.compiled.partitioner import cut, sources
 
+Graphs = tuple[fx.GraphModule, fx.GraphModule]
+
 
 @dataclass(frozen=True)
 class Partitioner(compat.partitioner_base()):
@@ -23,9 +25,7 @@ class Partitioner(compat.partitioner_base()):
         """What PyTorch's caches of compiled graphs tell partitioners apart by."""
         return sources(), repr(self.settings)
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
         """(forward, backward)."""
         return cut(gm, joint_inputs, self.settings, **kwargs)
 
@@ -38,9 +38,7 @@ class ForTraced(compat.partitioner_base()):
         settings = traced.settings_in_force()
         return "plain" if settings is None else Partitioner(settings).uuid()
 
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
         """(forward, backward)."""
         settings = traced.settings_in_force()
         if settings is None:

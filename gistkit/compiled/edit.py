@@ -14,10 +14,11 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
-from gistkit.compiled.operators import dividing, materialised, rounding, taking, writing
-from gistkit.compiled.products import again
+from gistkit.compiled.operators import convolving, dividing, materialised, rounding, taking, writing
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
-from gistkit.compiled.split import Pair, value
+from gistkit.compiled.split import Pair, is_tensor, storage_bytes, value
+
+_ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
     def make(build: Builder) -> fx.Node:
         return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
 
-    _replace(pair, pair.place(cone.root), make, True, _strides(pair, cone.root) if laid_out else None)
+    _replace(pair, pair.place(cone.root), make, True, strides(pair, value(cone.root)) if laid_out else None)
     pair.forget(cone.root)
 
 
@@ -113,8 +114,8 @@ def encode(
         if part is not node:
             part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
-    strides = _strides(pair, node) if apart or materialise is None else None
-    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, strides)
+    layout = strides(pair, value(node)) if apart or materialise is None else None
+    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, layout)
     pair.forget(node)
     return payload
 
@@ -140,9 +141,8 @@ def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:
     return found
 
 
-def _strides(pair: Pair, node: fx.Node) -> list[int] | None:
-    """The layout in which Inductor saves a node of forward; None where a size is symbolic."""
-    x = value(node)
+def strides(pair: Pair, x: torch.Tensor) -> list[int] | None:
+    """The layout that Inductor gives to a tensor of forward that it saves; None where a size is symbolic."""
     if x.dim() == 4 and compat.prefers_channels_last(pair.forward):
         x = torch.empty_like(x, memory_format=torch.channels_last)
     return list(x.stride()) if all(isinstance(s, int) for s in x.stride()) else None
@@ -210,3 +210,27 @@ def _replace(
                 made = make(Builder(graph, user, backward=True))
             user.replace_input_with(place, made)
             before = user
+
+
+def grows(node: fx.Node) -> bool:
+    """Whether a node is a product or convolution that backward may compute anew: it makes at least twice the bytes that
+    it reads. A 1x1 convolution from 64 to 256 channels moves 1.25 bytes for each that is not kept then, an activation's
+    rebuild 2, a residual sum's 3. One with a bias is none: Inductor adds the bias in other kernels."""
+    if node.op != "call_function" or not is_tensor(node):
+        return False
+    if node.target is torch.ops.aten.convolution.default:
+        _, weight, bias, *_, transposed, _, _ = node.args
+        summed = None if bias is not None or transposed else value(weight).shape[1]  # type: ignore[arg-type]
+    elif node.target in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+        summed = value(node.args[-1]).shape[0]  # type: ignore[arg-type]
+    else:
+        return False
+    read = sum(storage_bytes(n) for n in node.all_input_nodes if is_tensor(n))
+    return isinstance(summed, int) and summed % _ALIGNED == 0 and 2 * read <= storage_bytes(node)
+
+
+def again(node: fx.Node) -> None:
+    """Have a copy of such a product be computed by the operator that backward has for it."""
+    if node.target is torch.ops.aten.convolution.default:
+        x, weight, _, stride, padding, dilation, _, _, groups = node.args
+        node.target, node.args = convolving(), (x, weight, stride, padding, dilation, groups)

@@ -18,6 +18,7 @@ from torch import fx
 from gistkit.compiled import compat
 from gistkit.compiled.edit import Builder, Cone, copied
 from gistkit.compiled.operators import rounding, writing
+from gistkit.compiled.pools import stand_in
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, value
@@ -27,12 +28,13 @@ _SUMS = (aten.sum.dim_IntList, aten.sum.default)
 _CONVOLUTION = aten.convolution_backward.default
 
 
-def rebuild_late(pair: Pair, cone: Cone) -> None:
-    """Save ``cone.root`` no more; backward computes it where its leaves are read, or before its first reader."""
+def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
+    """Save ``cone.root`` no more; backward computes it where its leaves are read, or before its first reader.
+    ``lossy``: what is read for its shape is a tensor that no kernel writes, as leaves will have to be decoded."""
     place = pair.place(cone.root)
     sink_views(place)
     large = [leaf for leaf in cone.leaves if is_tensor(leaf) and elements(leaf) == elements(cone.root)]
-    _split_convolutions(pair, place, cone, large)
+    _split_convolutions(pair, place, cone, large, lossy)
     end = _defer(pair, place, large)
 
     def make(before: fx.Node) -> fx.Node:
@@ -68,7 +70,7 @@ def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.Node]) -> None:
+def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.Node], lossy: bool) -> None:
     """Make two calls of each convolution's backward that reads ``place`` and gives two gradients. That of the input
     reads but the shape and layout of ``place``, and is given another tensor that has both."""
     x = value(cone.root)
@@ -85,7 +87,8 @@ def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.N
             made.update_arg(10, mask)
             made.meta["val"] = tuple(v if keep else None for v, keep in zip(value(node), mask, strict=True))
             if mask[0]:
-                made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
+                if not (lossy and stand_in(pair, made, x)):
+                    made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
             for item in [u for u in node.users if u.args[1] in elements_of]:
                 item.update_arg(0, made)
         graph.erase_node(node)

@@ -19,7 +19,8 @@ from gistkit.compiled import compat, operators  # noqa: F401 (defines the operat
 from gistkit.compiled.rebuilds.rounding import readers_of
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of
 
-_UNWRITTEN = ("prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default")
+_UNWRITTEN = ("prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default",
+              "gistkit.short.default")  # fmt: skip
 
 
 def predicted_peak(pair: Pair) -> int:
@@ -99,5 +100,5 @@ def _has_buffer(node: fx.Node, stay: set[int]) -> bool:
         return False
     if storage_of(node) in stay or node.target is operator.getitem or not table.is_fusible(node):
         return True
-    stored = torch.ops.gistkit.materialised.default  # which is its operand: that has no buffer then
-    return any(not table.is_fusible(user) and user.target is not stored for user in readers_of(node))
+    same = torch.ops.gistkit.materialised.default, torch.ops.gistkit.short.default  # their operand has no buffer then
+    return any(not table.is_fusible(user) and user.target not in same for user in readers_of(node))

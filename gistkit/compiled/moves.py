@@ -14,7 +14,7 @@ from functools import partial
 from torch import fx
 
 from gistkit.compiled import compat, edit, pools
-from gistkit.compiled.forms import lossy, packing
+from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
@@ -22,12 +22,17 @@ from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
+from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
 
 TIME_SHARE = 0.07
 """Of a step's modelled time, for all rebuilds where no budget asks for more."""
+
+ROUNDED_SHARE = 0.85
+"""Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
+left out, unless a budget asks for more."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +67,15 @@ class Moves:
         self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
+        self._left: dict[str, str] = {}
         self.plain_peak_bytes = predicted_peak(pair)
-        self._rounding = None
+        self._rounding, self._enough_bytes = None, 0.0
         if settings.lossy is not None:
-            static = lossy.of_parameters(pair, static_inputs)
+            static = packing.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, static, least)
+            bits = VALUE_FORMS[settings.lossy][0].bits
+            self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
         self._same = same_kernels(settings, pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -90,8 +98,15 @@ class Moves:
         for cone in self._cones:
             self._rebuild(cone)
         self.pair.drop_unread()
-        for choice in packing.choices(self.pair, self._rounding):
-            self._encode(choice)
+        found = packing.choices(self.pair, self._rounding)
+        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
+            if not choice.kernels or self._kept_bytes() > self._enough_bytes:
+                self._encode(choice)
+            else:
+                self._left[choice.node.name] = "rounding it would take a kernel of its own"
+
+    def _kept_bytes(self) -> int:
+        return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())
 
     def within(self, budget: int | str) -> None:
         """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
@@ -127,7 +142,7 @@ class Moves:
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
         found = packing.choices(self.pair, self._rounding)
-        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES}
+        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES} | self._left
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:
@@ -159,7 +174,7 @@ class Moves:
         if self.settings.exact:
             edit.rebuild(self.pair, cone, laid_out=self._same)
         else:
-            rebuild_late(self.pair, cone)
+            rebuild_late(self.pair, cone, self.settings.lossy is not None)
         node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
         why = f"computed anew from {sources}"
         self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)

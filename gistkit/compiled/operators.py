@@ -13,6 +13,8 @@
   the quotient and the addition of ``eps`` behind it become one operation; the kernel that computes the sum has other
   readers of the quotient, so there they are two. (H200's machine code, triton 3.6; the reciprocal square roots differ
   in their last bit now and then.) A kernel of backward that is to have the bits of one that reads it must do so too.
+* ``short(x)`` is x; what it is computed by, a decoder, counts as one operation where Inductor decides what becomes a
+  buffer, so that the kernels that decode a tensor are cut as those that read it.
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
   images by the convolutions that it finds there. The others are copies outside of Inductor.
 """
@@ -65,6 +67,7 @@ writing = _operator("written(Tensor x)", compat.lower_written)
 rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
 taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
 dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
+shortening = _operator("short(Tensor x)", compat.lower_short)
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
     compat.lower_convolved, _convolved,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from gistkit.compiled import compat, joint, record
+from gistkit.compiled import compat, pools, record
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.moves import Moves, Settings, same_kernels
 from gistkit.compiled.split import Pair
@@ -31,7 +31,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    rewrites = {} if same_kernels(settings, joint_graph) else joint.rewritten(joint_graph)
+    rewrites = {} if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:

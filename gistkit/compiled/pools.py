@@ -1,5 +1,9 @@
-"""Backward of max-pools, behind the cut: it reads the shape of a pool's input, and the ReLU that made the input reads
-one bit an element of it."""
+"""What backward reads only the shape of, and what one bit an element of.
+
+Backward of a pool reads the shape of its input. A rewrite of the joint graph, before it is cut, changes no bit: a
+stand-in of one element, expanded, takes the input's place. Behind the cut it gets the input's layout, and of a
+max-pool's input that the cut saves all the same the ReLU that made it reads one bit an element.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,26 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat
-from gistkit.compiled.edit import Builder
+from gistkit.compiled.edit import Builder, strides
 from gistkit.compiled.split import Pair, is_tensor, value
 
 aten = torch.ops.aten
 _POOL = aten.max_pool2d_with_indices_backward.default
+_SHAPE_ONLY = frozenset({
+    aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
+    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
+})  # fmt: skip
+"""Their second operand is read for its shape alone."""
 _ALIASES = (aten.alias.default, aten.detach.default)
 
 
 def lay_out_stand_ins(pair: Pair) -> None:
     """Give the stand-ins of max-pools' inputs the strides that the inputs have. Inductor lays a pool's gradient out as
     the pool's input is, and copies it for the convolution behind where that is not channels_last."""
-    for node in _pools(pair):
-        x: Any = node.args[1]
-        if x.target is aten.expand.default and _lies_last(pair, node):
-            _stand_in(pair, node)
+    for node in pair.backward.graph.find_nodes(op="call_function", target=_POOL):
+        layout, x = strides(pair, value(node)), node.args[1]
+        if x.target is aten.expand.default and value(node).dim() == 4 and layout and layout[1] == 1:
+            stand_in(pair, node, value(node))
 
 
 def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
@@ -43,23 +51,36 @@ def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
     return compares
 
 
-def _pools(pair: Pair) -> list[fx.Node]:
-    found = pair.backward.graph.find_nodes(op="call_function", target=_POOL)
-    return [node for node in found if is_tensor(node.args[1])]
-
-
-def _lies_last(pair: Pair, node: fx.Node) -> bool:
-    """Whether a pool's input lies in channels_last, as its gradient's shape and the graph's convolutions tell."""
-    made = value(node)
-    fixed = made.dim() == 4 and all(isinstance(d, int) for d in (*made.shape, *made.stride()))
-    return fixed and (compat.prefers_channels_last(pair.forward) or made.stride(1) == 1)
-
-
-def _stand_in(pair: Pair, node: fx.Node) -> None:
-    """A tensor of the input's layout, which Inductor does not allocate as no kernel reads it."""
-    x = value(node.args[1])  # type: ignore[arg-type]
-    last = _lies_last(pair, node)
-    strides = torch.empty(x.shape, device="meta").to(memory_format=torch.channels_last).stride() if last else x.stride()
+def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
+    """Have a node of backward that reads only the shape of its second operand read a tensor laid out as ``like`` is,
+    which no kernel writes; whether the sizes are known."""
+    layout = strides(pair, like)
+    if layout is None or not all(isinstance(d, int) for d in like.shape):
+        return False
     build = Builder(pair.backward.graph, node, backward=True)
-    words = {"dtype": x.dtype, "layout": torch.strided, "device": x.device, "pin_memory": False}
-    node.update_arg(1, build(aten.empty_strided.default, list(x.shape), list(strides), **words))
+    words = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
+    node.update_arg(1, build(aten.empty_strided.default, list(like.shape), layout, **words))
+    return True
+
+
+def shape_only_operands(graph: fx.Graph) -> int:
+    """Put stand-ins in place of operands of which only the shape is read; returns how many."""
+    count = 0
+    for node in list(graph.nodes):
+        x: Any = node.args[1] if node.op == "call_function" and node.target in _SHAPE_ONLY else None
+        if not is_tensor(x) or x.target is aten.expand.default:
+            continue
+        build = Builder(graph, node, backward=True)
+        one = build.full([], 0, value(x).dtype, value(x).device)
+        node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
+        count += 1
+    return count
+
+
+def rewritten(joint: fx.GraphModule) -> dict[str, int]:
+    """The rewrite; how often it was done, in words."""
+    done = {"operands of which backward reads only the shape": shape_only_operands(joint.graph)}
+    joint.graph.eliminate_dead_code()
+    joint.graph.lint()
+    joint.recompile()
+    return done

@@ -6,8 +6,7 @@ import torch
 from gistkit.compiled.edit import encode
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Signs
-from gistkit.compiled.joint import shape_only_operands
-from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read
+from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, shape_only_operands
 from tests.support.compiled_cases import assert_same, case, plain_step, run_edited
 
 aten = torch.ops.aten

@@ -13,8 +13,7 @@ from gistkit.compiled.edit import rebuild
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, describe
-from gistkit.compiled.rebuilds.min_cut import cheapest
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, cheapest, describe
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import value
 from tests.support.compiled_cases import NETS, Residual, assert_same, case, plain_step, resnet, run_edited

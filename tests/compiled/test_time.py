@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from gistkit.compiled import Settings, moves, partitioner
+from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
 from tests.compiled.test_partitioner import amp_loss, run
@@ -89,6 +90,30 @@ def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(monkeypatch, 
     ours = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss, Partitioner(Settings()))
     for some, others in zip(plain, ours, strict=True):
         assert set(gpu_code.reductions(some)) == set(gpu_code.reductions(others))
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+def test_decoders_are_within_the_kernels_that_read(monkeypatch):
+    gpu_code.pretend_gpu(monkeypatch)
+    monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
+    _, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256), amp_loss, Partitioner(Settings(lossy="fp8s")))
+    decoding = [text for text in backward if ".to(tl.float32, bitcast=True)" in text]
+    assert len(set(decoding) & set(gpu_code.reductions(backward))) >= 2  # the norms' sums read codes
+    assert all(text.count("tl.load(") > 2 for text in decoding)  # none of them decodes alone
+
+
+def test_what_takes_a_kernel_of_its_own_is_rounded_last(monkeypatch):
+    model, x, y = net_of("perceptron", 2048)
+    found = {}
+    for share in (0.85, 0.0, 10.0):
+        monkeypatch.setattr(moves, "ROUNDED_SHARE", share)
+        _, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
+        found[share] = graph
+    assert found[0.0].kept_bytes < found[10.0].kept_bytes
+    assert found[0.0].kept_bytes <= found[0.85].kept_bytes <= found[10.0].kept_bytes
+    left = [row for row in found[10.0].rows if row.reason == "rounding it would take a kernel of its own"]
+    assert left and all(row.form == "dense" for row in left)
+    assert any(row.form == "fp8s" for row in found[10.0].rows)  # what is read and decoded within other kernels
 
 
 def chain(step_s):

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled.edit import Builder
+from gistkit.compiled.operators import shortening
 from gistkit.compiled.split import memory_order, value
 from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
 
@@ -71,17 +72,27 @@ class Narrow:
         if self.scaled:
             exponents = op.cast(payload[1], torch.int32)
             factor = op.power_of_two(build(aten.sub.Tensor, exponents, 127 + self.fmt.max_exponent))
+            if self._whole:
+                factor = build(aten.expand.default, factor, [-1, SCALE_BLOCK])
+                factor = build(aten.reshape.default, factor, [-1])
             values = build(aten.mul.Tensor, values, factor)
             most = torch.finfo(self.dtype).max
             values = op.clamped(values, most)
         flat = build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
-        back = build(aten.reshape.default, op.cast(flat, self.dtype), list(self.shape))
+        back = build(aten.reshape.default, build(shortening(), op.cast(flat, self.dtype)), list(self.shape))
         return build(aten.permute.default, back, [self.order.index(d) for d in range(len(self.order))])
+
+    @property
+    def _whole(self) -> bool:
+        """Whether blocks of a scale fill the tensor, so that codes are kept flat and read by their index."""
+        return self.scaled and self.fmt.codes_per_word != 3 and self._elements % SCALE_BLOCK == 0
 
     def _packed(self, op: _Arithmetic, codes: fx.Node) -> fx.Node:
         """int32 codes as they are kept."""
+        if self._whole:
+            codes = op.build(aten.reshape.default, codes, [-1])
         if self.hardware:
             return codes
         if self.fmt.codes_per_word == 3:

@@ -1,7 +1,13 @@
-"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed."""
+"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed.
+
+Forward computes with exact values; what it saves for backward is rounded (Gist section IV-A). Exact stay masks, maps
+and indices, what is small, what follows from parameters alone (their casts and transposes), the statistics of an
+attention, and what backward exponentiates: an error in logits would be a factor in the softmax's gradient.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,12 +17,18 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.forms import bits, lossy
-from gistkit.compiled.forms.narrow import Narrow, narrow
+from gistkit.compiled.forms import bits
+from gistkit.compiled.forms.narrow import FLOATS, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
+from gistkit.compiled.readers import readers, reads_memory
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, storage_bytes, storage_of, value
+from gistkit.formats import SCALE_BLOCK
 
+aten, prims = torch.ops.aten, torch.ops.prims
+LEAST_ROUNDED = 4096
+_ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.view.default,
+               aten.reshape.default, aten.permute.default)  # fmt: skip
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
@@ -27,11 +39,13 @@ VALUES = "values that backward reads, each in full"
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one saved tensor: its encoding, None where it stays, and why."""
+    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``kernels``: those of
+    its own that a rounding takes."""
 
     node: fx.Node
     form: bits.Bits | bits.Signs | Narrow | None
     reason: str
+    kernels: int = 0
 
 
 class Rounding(NamedTuple):
@@ -81,13 +95,15 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
 
 
 def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choice:
-    exact = lossy.stays_exact(pair, node, rounding.static)
+    exact = stays_exact(pair, node, rounding.static)
     if exact is None and storage_bytes(node) < rounding.least_bytes:
         exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
     form = narrow(rounding.name, value(node), last)
-    return Choice(node, None, form) if isinstance(form, str) else Choice(node, form, f'lossy="{rounding.name}"')
+    if isinstance(form, str):
+        return Choice(node, None, form)
+    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form))
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
@@ -98,3 +114,46 @@ def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reaso
     if "getitem" in op and isinstance(node.args[0], fx.Node):
         op = f"{str(node.args[0].target).removesuffix('.default').rpartition('.')[2]}[{node.args[1]}]"
     return Kept(node.name, op, shape, str(x.dtype).removeprefix("torch."), form, plain_bytes, kept_bytes, reason)
+
+
+def of_parameters(pair: Pair, static_inputs: Collection[int]) -> set[fx.Node]:
+    """Nodes of forward that follow from its static inputs, parameters and buffers, alone."""
+    found = {node for i, node in enumerate(pair.inputs) if i in static_inputs}
+    for node in pair.forward.graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str | None:
+    """Why a saved tensor is not rounded, None where it may be."""
+    if not is_tensor(node) or value(node).dtype not in FLOATS:
+        return "no float"
+    if elements(node) < LEAST_ROUNDED:
+        return f"fewer than {LEAST_ROUNDED} elements"
+    if node in static:
+        return "follows from parameters alone"
+    if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore
+        return "a statistic of an attention"
+    return "backward exponentiates it" if _exponentiated(pair.place(node)) else None
+
+
+def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
+    """How many kernels of its own a rounding takes: one to decode what a library reads; one to encode, unless Inductor
+    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it."""
+    row = form.shape[-1]
+    fits = not form.scaled or SCALE_BLOCK % row == 0 or row % SCALE_BLOCK == 0
+    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
+    read = [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+    sums = any(elements(n) * row == elements(node) for r in read for n in (r, *r.users) if is_tensor(n))
+    return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
+
+
+def _exponentiated(node: fx.Node, steps: int = 5) -> bool:
+    """Whether the difference of a node and something is exponentiated, as by a softmax."""
+    for user in node.users if steps else ():
+        if user.target is aten.sub.Tensor and any(u.target is aten.exp.default for u in user.users):
+            return True
+        if user.target in (*_ON_THE_WAY, aten.sub.Tensor) and _exponentiated(user, steps - 1):
+            return True
+    return False

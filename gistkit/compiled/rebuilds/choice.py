@@ -1,6 +1,6 @@
 """Which of the tensors that backward reads are kept, and which are computed anew from those: rebuilds.
 
-The choice is a minimum cut over all of forward (:mod:`gistkit.compiled.rebuilds.min_cut`), so that a tensor
+The choice is a minimum cut over all of forward (:func:`gistkit.compiled.rebuilds.flow.cheapest`), so that a tensor
 that PyTorch's cut did not keep is kept where it serves several rebuilds: a convolution's output for the norm, the
 activation and the mask behind it. A cut alone would rebuild the last block's input from every block before it. So
 each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the one that serves
@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, UNKEPT, Flow, Value
-from gistkit.compiled.rebuilds.min_cut import cheapest, region
-from gistkit.compiled.rebuilds.times import BYTES_A_S
+from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Value, cheapest, region
 
 _ROUNDS = 12
 _SMALL = 64
