@@ -15,7 +15,6 @@ from functools import cache
 import torch
 from torch import fx
 from torch.fx.node import map_arg
-from torch.utils.flop_counter import flop_registry
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import grows
@@ -281,6 +280,8 @@ def step_s(pair: Pair, kept_bytes: int) -> float:
 
 def library_s(node: fx.Node) -> float:
     """Of an operator of a library: the longer of its bytes at the bandwidth and its operations at their rate."""
+    from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
+
     made = [n for n in (node, *node.users) if is_tensor(n) and (n is node or n.target is operator.getitem)]
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))  # type: ignore[arg-type]
     args, kwargs = map_arg((node.args, node.kwargs), value)

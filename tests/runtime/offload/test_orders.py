@@ -1,6 +1,6 @@
 """The offloader against a device that runs late and in every order that its events allow.
 
-Some 1,250 orders, the same ones each time. ``GISTKIT_ORDERS=20000`` draws 100,000 others.
+Some 10,000 orders, the same ones each time. ``GISTKIT_ORDERS=20000`` draws 100,000 others.
 """
 
 import os
@@ -178,8 +178,8 @@ class _FailedError(Exception):
 SEEDS = 5
 plans = st.lists(steps, min_size=1, max_size=24)
 ORDERS = os.environ.get("GISTKIT_ORDERS", "")
-orders = settings(deadline=None, derandomize=not ORDERS, max_examples=int(ORDERS or 250) // SEEDS)
-"""A test's, a quarter thousand unless the environment has another number."""
+orders = settings(deadline=None, derandomize=not ORDERS, max_examples=int(ORDERS or 2000) // SEEDS)
+"""A test's, two thousand unless the environment has another number."""
 
 
 def carried_out(plan, bounds, offloaders=1):
