@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread
+from gistkit.capture import capture, check_rows, check_runs_in_python, rows, spread, uncollected
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph, goes_as
 from gistkit.planning.cost import PRESETS, Hardware
 from gistkit.planning.cost import hardware as find_hardware
 from gistkit.planning.simulate import trains_batch_norm
 from gistkit.profiling import all_tensors, card_at_hand
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Turns Python's collection of cyclic garbage off: captures and plans make millions of small objects that stay, and
-    the collector would take a sixth of the time of a ResNet-152 and find nothing."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 @unset_fake_temporarily()  # the caller's mode of fake tensors; a capture has its own

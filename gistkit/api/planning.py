@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from gistkit.api.capturing import may_be_cut, uncollected
+from gistkit.api.capturing import may_be_cut
 from gistkit.api.measuring import Measure, captured, check_real, costs_of, with_times
-from gistkit.capture import spread
+from gistkit.capture import spread, uncollected
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.formats import AUTO, MAX_ERROR, Lossy, named
 from gistkit.ir import Plan, SavedGraph

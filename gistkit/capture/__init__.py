@@ -18,7 +18,14 @@ from gistkit.capture.calls import (
     operands,
 )
 from gistkit.capture.entry import capture, loss_of
-from gistkit.capture.isolation import left_behind, no_autocast_cache, on_copy, others_untouched, untouched_random_states
+from gistkit.capture.isolation import (
+    left_behind,
+    no_autocast_cache,
+    on_copy,
+    others_untouched,
+    uncollected,
+    untouched_random_states,
+)
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.nodes import is_weight
 from gistkit.capture.recorder import Recorder, call_name, is_metadata

@@ -19,9 +19,9 @@ from gistkit.capture.isolation import (
     autocast_device,
     left_behind,
     no_autocast_cache,
-    no_collector,
     on_copy,
     others_untouched,
+    uncollected,
     untouched_random_states,
 )
 from gistkit.capture.ledger import tensors_in
@@ -85,7 +85,7 @@ def capture(
         own = backward or on_cpu
         device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given[:2])]) if own else None
         mode = Fakes(device_type is None)
-        with no_collector(), MirroredAutocast(device_type) if device_type else nullcontext():
+        with uncollected(), MirroredAutocast(device_type) if device_type else nullcontext():
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
             with mode:
                 if not backward:

@@ -31,15 +31,15 @@ def untouched_random_states() -> Iterator[None]:
 
 
 @contextmanager
-def no_collector() -> Iterator[None]:
-    """No garbage is collected within, but where it is asked for: beside PyTorch a full collection takes 0.2 s, and by
-    chance it would end lives that are being watched."""
-    was_on = gc.isenabled()
+def uncollected() -> Iterator[None]:
+    """Turns Python's collection of cyclic garbage off: captures and plans make millions of small objects that stay, of
+    which a full collection beside PyTorch takes 0.2 s, and by chance it would end lives that are being watched."""
+    was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was:
             gc.enable()
 
 
@@ -99,14 +99,15 @@ def _widened(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
 
 
-def _cross_entropy(x: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """CUDA's takes the logarithms of the probabilities as narrow as x, and the loss of them in fp32."""
-    given = kwargs.copy()
-    if target.is_floating_point() or len(args) > 4 or kwargs.pop("label_smoothing", 0.0):
-        return torch.nn.functional.cross_entropy(x, target, *args, **given)
+def _cross_entropy(x: torch.Tensor, target: torch.Tensor, **words: Any) -> torch.Tensor:
+    """CUDA's takes the logarithms of the probabilities as narrow as x, and the loss of them in fp32. Of probabilities
+    as targets, and with smoothed labels, the CPU's."""
+    if target.is_floating_point() or words.get("label_smoothing"):
+        return torch.nn.functional.cross_entropy(x, target, **words)
+    words.pop("label_smoothing", None)
     with torch.autocast("cpu", enabled=False):
         found = torch.log_softmax(x, min(x.dim() - 1, 1))
-        return torch.nn.functional.nll_loss(found.float(), target, *args, **kwargs)
+        return torch.nn.functional.nll_loss(found.float(), target, **words)
 
 
 def _autocast(device_type: str) -> tuple[bool, torch.dtype]:

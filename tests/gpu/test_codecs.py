@@ -42,7 +42,7 @@ def test_the_device_makes_the_payload_that_the_oracle_makes(name, dtype, shape):
     want = CODECS[name].decode(expected)
     assert same_bits(early.cpu(), want) and same_bits(late.cpu(), want)
     assert early.stride() == late.stride() == x.stride()
-    assert 0 <= encoded.nbytes - expected.nbytes <= 7 * 8  # arrays end at a multiple of 8 items
+    assert 0 <= encoded.nbytes - expected.nbytes <= 7 * (4 + 1)  # values and csr's columns end at 8 items
 
 
 @pytest.mark.parametrize("name, dtype", CASES)

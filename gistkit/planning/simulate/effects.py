@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
@@ -130,11 +131,18 @@ class Composer:
         return seconds, algorithms
 
     def _of_call(self, choice: CallChoice) -> dict[int, str]:
-        """The algorithms, by task, that a choice names for its call; of a task that has none of that name nothing."""
+        """The algorithms, by task, that a choice names for its call; of a task that has none of that name nothing.
+        Raises PlanError where no task has."""
         call = self.index.covered[choice.covered].index
         known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
         wanted = {t: of_part(choice.algorithm, self.graph.tasks[t].part_name) for t in known}
-        return {t: name for t, name in wanted.items() if name in known[t]}
+        found = {t: name for t, name in wanted.items() if name in known[t]}
+        if not found:
+            raise PlanError(
+                f"choice for covered call {choice.covered} ({choice.op}): no algorithm {choice.algorithm!r}; there "
+                f"are {', '.join(sorted(set().union(*known.values())))}; take one of these or leave it ''"
+            )
+        return found
 
     def _workspaces(self, algorithms: dict[int, str], plain: bool) -> Iterator[Interval]:
         """Under ``plain`` PyTorch's node takes a convolution's input gradient first, and the other one beside it."""
