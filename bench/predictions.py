@@ -5,7 +5,8 @@
     python -m bench.table docs/planner.md bench/results/NAME.jsonl
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
-policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. A row's ``ratio`` is
+policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. ``graph:optimal``,
+say, is planned for a CUDA graph and run as one; what its pool holds is ``graph_bytes``. A row's ``ratio`` is
 ``plan.step_s`` over the median of the measured steps behind the warm-up, ``measured_peak_bytes`` the most that the CUDA
 allocator handed out in them. ``--rivals`` adds PyTorch's own ways to save memory: its checkpoints and ``save_on_cpu``.
 The tasks' seconds are those of a measured plain step, as ``gistkit.plan`` takes them on a card, or with ``--by-rates``
@@ -26,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,7 @@ from gistkit.planning.cost.devices import Hardware, hardware
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate
 
-WARM_UP, TIMED = 3, 5
+WARM_UP, GRAPH_WARM_UP, TIMED = 3, 5, 5
 CLASSES, TOKENS = 1000, 8192
 WITHIN = 0.15
 RIVALS = ("checkpoint", "save_on_cpu")
@@ -133,20 +135,22 @@ def planned(
         return gistkit.plan(model, *batch, **words)
 
 
-def step_seconds(step: Callable[[], Any], model: nn.Module, device: str) -> dict[str, Any]:
-    """Seconds of the timed steps, the device drained before and after, and the most bytes that were allocated."""
+def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, captured: bool = False) -> dict[str, Any]:
+    """Seconds of the timed steps, the device drained before and after, and the most bytes that were allocated; of a
+    step that is ``captured`` into a CUDA graph in the warm-up those that were allocated then."""
     drain = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds = []
-    for number in range(WARM_UP + TIMED):
+    warm_up = GRAPH_WARM_UP if captured else WARM_UP
+    for number in range(warm_up + TIMED):
         model.zero_grad(set_to_none=True)
         drain()
-        if device == "cuda" and number == WARM_UP:
+        if device == "cuda" and number == warm_up - captured:
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         step()
         drain()
         seconds.append(time.perf_counter() - start)
-    seconds = sorted(seconds[WARM_UP:])
+    seconds = sorted(seconds[warm_up:])
     return {
         "measured_s": statistics.median(seconds),
         "fastest_s": seconds[0],
@@ -176,19 +180,24 @@ def rival_row(model: nn.Module, batch: Batch, loss_fn: Loss, name: str, device: 
             module.inplace = True
 
 
-def measured_row(model: nn.Module, batch: Batch, loss_fn: Loss, plan: gistkit.Plan, device: str) -> dict[str, Any]:
+def measured_row(
+    model: nn.Module, batch: Batch, loss_fn: Loss, plan: gistkit.Plan, device: str, captured: bool
+) -> dict[str, Any]:
     """What one plan predicts, and what its steps take."""
     plain = plan.policy == "plain"
     if not plain:
         gistkit.compress(model, plan)
+    graph = gistkit.GraphedStep(model, loss_fn) if captured else None
+    step = graph or partial(gistkit.step, model, loss_fn)
     try:
-        taken = step_seconds(lambda: gistkit.step(model, loss_fn, *batch), model, device)
+        taken = step_seconds(lambda: step(*batch), model, device, captured)
     finally:
         if not plain:
             gistkit.restore(model)
     predicted = plan.prediction
     return {
         **taken,
+        **({} if graph is None else {"graph_bytes": graph.graph_bytes}),
         "budget_bytes": plan.budget_bytes,
         "peak_bytes": plan.peak_bytes,
         "hardware": plan.hardware,
@@ -226,7 +235,7 @@ def rows(name: str, policies: list[str], run: Run, words: Words = AS_THEY_ARE) -
     count = words.rows or case.rows
     fixed = {"model": name, "batch": count, "dtype": words.dtype, "channels_last": words.channels_last}
     budgets = words.budgets or (case.budget,)
-    unbound = [(policy, "") for policy in policies if policy == "plain" or ":" in policy]
+    unbound = [(policy, "") for policy in policies if policy.endswith("plain") or policy.startswith("torch:")]
     todo = unbound + [(p, b) for b in budgets for p in policies if (p, "") not in unbound]
     todo = [(p, b) for p, b in todo if key_of({**fixed, "policy": p, "budget": b}) not in run.held]
     if not todo:
@@ -245,10 +254,12 @@ def rows(name: str, policies: list[str], run: Run, words: Words = AS_THEY_ARE) -
         row |= {"policy": policy, "budget": budget}
         plan = None
         with words.precision(device):
-            if ":" not in policy:
+            kind, _, base = policy.rpartition(":")
+            if kind != "torch":
                 start = time.perf_counter()
+                options = {"hardware": run.rates, "measure": times, "cuda_graph": kind == "graph"}
                 with noted(row):
-                    plan = planned(model, batch, case.loss, policy, budget or None, hardware=run.rates, measure=times)
+                    plan = planned(model, batch, case.loss, base, budget or None, **options)
                 row["planning_s"] = time.perf_counter() - start
             with alone(run.lock):
                 if run.over():
@@ -256,9 +267,9 @@ def rows(name: str, policies: list[str], run: Run, words: Words = AS_THEY_ARE) -
                     return
                 with noted(row):
                     if plan is not None:
-                        row |= measured_row(model, batch, case.loss, plan, device)
+                        row |= measured_row(model, batch, case.loss, plan, device, kind == "graph")
                     elif "error" not in row:
-                        row |= rival_row(model, batch, case.loss, policy.split(":")[1], device)
+                        row |= rival_row(model, batch, case.loss, base, device)
                 plan = None
                 emptied(device)
         yield row
@@ -300,12 +311,12 @@ def ranking(found: list[dict[str, Any]]) -> list[str]:
     """By network and budget, whether `optimal` was measured as the fastest of the policies within the budget."""
     lines = []
     for best in found:
-        if best["policy"] != "optimal" or "error" in best or best["budget_bytes"] is None:
+        if not best["policy"].endswith("optimal") or "error" in best or best["budget_bytes"] is None:
             continue
         own = (r for r in found if r["model"] == best["model"] and "error" not in r)
         own = (r for r in own if "peak_bytes" in r)
         fastest = min((r for r in own if r["peak_bytes"] <= best["budget_bytes"]), key=lambda r: r["measured_s"])
-        taken = f"optimal {1e3 * best['measured_s']:.1f} ms, fastest {fastest['policy']}"
+        taken = f"{best['policy']} {1e3 * best['measured_s']:.1f} ms, fastest {fastest['policy']}"
         lines.append(f"{best['model']} in {best['budget']}: {taken}")
     return lines
 
@@ -315,7 +326,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.predictions", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSONL file; rows that it holds are not run again")
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(CASES)}")
-    parser.add_argument("--policies", default=",".join(POLICIES))
+    parser.add_argument("--policies", default=",".join(POLICIES), help="graph:NAME: planned and run as a CUDA graph")
     parser.add_argument("--rows", type=int, default=0, help="of the batch, in place of each case's own")
     parser.add_argument("--budgets", default="", help="in place of each case's own: 12GiB, 60%%,40%%,25%% or none")
     parser.add_argument("--dtype", choices=("fp32", "tf32", "bf16"), default="fp32")

@@ -23,7 +23,7 @@ from gistkit.errors import (
 from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
 from gistkit.planning.cost import Hardware, StepTimes
 from gistkit.report import CompiledReport, Report, report
-from gistkit.runtime import LiveBytes, compress, restore, saving, step
+from gistkit.runtime import GraphedStep, LiveBytes, compress, restore, saving, step
 from gistkit.version import VERSION
 
 __version__ = VERSION
@@ -40,6 +40,7 @@ __all__ = [
     "Decision",
     "Fidelity",
     "GistError",
+    "GraphedStep",
     "Hardware",
     "LiveBytes",
     "MeasureError",

@@ -42,6 +42,7 @@ def plan(
     loss_fn: Callable[..., torch.Tensor] | None = None,
     measure: Measure = None,
     per_sub_batch_norm: bool = False,
+    cuda_graph: bool = False,
 ) -> Plan:
     """Plans one training step (forward and backward) that fits ``budget`` and takes the least time.
 
@@ -78,7 +79,9 @@ def plan(
     either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
     elements that are not zero in what may hold zeros, one number or by storage id (default: by the operator that made
     it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in training mode then see the statistics of
-    each part; False: such a network is not cut.
+    each part; False: such a network is not cut. ``cuda_graph=True``: the step will be a CUDA graph
+    (:class:`gistkit.GraphedStep`), so the host's time does not count, and nothing is sent to the host or kept in a form
+    whose size only a run tells.
 
     ``measure``: where the tasks' seconds and the workspace of convolutions come from. True: a few plain steps that run
     now, on a copy of the model, which must be real, and on fewer rows where the batch does not fit. False: arithmetic
@@ -93,9 +96,9 @@ def plan(
 
     Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
     :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known
-    (recurrent layers); :class:`gistkit.PlanError` for a policy that needs a link on hardware without one;
-    :class:`gistkit.MeasureError` where the step cannot be measured; ValueError or TypeError for arguments that make no
-    sense, a scripted, traced or compiled model among them.
+    (recurrent layers); :class:`gistkit.PlanError` for a policy that needs a link on hardware without one, or in a CUDA
+    graph; :class:`gistkit.MeasureError` where the step cannot be measured; ValueError or TypeError for arguments that
+    make no sense, a scripted, traced or compiled model among them.
     """
     lossy = named(lossy)
     auto = lossy == AUTO
@@ -112,6 +115,7 @@ def plan(
 
     graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut)
     costs = costs_of(graph, device, times, density)
+    costs = costs.in_cuda_graph() if cuda_graph else costs
     settings = {"reserved_bytes": reserved_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     given, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
     narrow: Lossy = lossy

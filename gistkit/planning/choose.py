@@ -51,8 +51,9 @@ def _by_policy(
         if costs.hardware.has_link:
             raise
         raise PlanError(
-            f'policy="{policy}" moves tensors to the host, and hardware {costs.hardware.name!r} has no link to one; '
-            'take policy="optimal" or "gist", or other hardware'
+            f'policy="{policy}" moves tensors to the host, and hardware {costs.hardware.name!r} has no link to one, '
+            'or the plan is for a CUDA graph, which holds no transfers; take policy="optimal" or "gist", or other '
+            "hardware"
         ) from error
 
 

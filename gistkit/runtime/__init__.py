@@ -9,5 +9,6 @@ from gistkit.runtime.program.density_excess import Denser, denser
 from gistkit.runtime.program.match_plan import autocast_in_force, inputs_of
 from gistkit.runtime.program.stats import Row, StepStats
 from gistkit.runtime.stand_in import WHEN_TRACED, CompressedForward
+from gistkit.runtime.step.graphed import GraphedStep, Replayed
 from gistkit.runtime.step.step import step
 from gistkit.runtime.trial import GradientError, Gradients, TrialSteps, gradient_error

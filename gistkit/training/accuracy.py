@@ -5,8 +5,8 @@ first tenth of the steps, then a cosine to 0), crops and, but for digits, flips 
 the same parameters, orders, crops and dropout masks under every scheme. Nothing random lives longer than an epoch: all
 generators are seeded by (seed, epoch), so a run that goes on from a checkpoint repeats the bits of one that was never
 stopped, where the device repeats its own. On CUDA, convolutions compute in fp32, or with ``tf32`` in TF32, which rounds
-their inputs to 10 bits of mantissa in every scheme alike. Steps are replayed there as one CUDA graph
-(:mod:`.graphed`), and what ``int4s`` and ``int2s`` draw follows from the run's seed and the values.
+their inputs to 10 bits of mantissa in every scheme alike. Steps are replayed there as one CUDA graph,
+and what ``int4s`` and ``int2s`` draw follows from the run's seed and the values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,10 +26,10 @@ from gistkit.capture import capture
 from gistkit.formats import AUTO
 from gistkit.ir import Plan, numel
 from gistkit.report import report
+from gistkit.runtime import Replayed
 from gistkit.training.data import orders
 from gistkit.training.density import recorded
 from gistkit.training.device_images import DeviceImages, device_images, epoch_seed
-from gistkit.training.graphed import Figures, GraphedSteps, Step
 from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
 from gistkit.training.records import Records, Row
 from gistkit.training.result import check_settings
@@ -37,6 +37,15 @@ from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_o
 from gistkit.training.verdict import SchemeResult, results
 from gistkit.zoo import load
 
+
+class Figures(NamedTuple):
+    """What a step gives: its loss, and how many of its images were told right; both 0-d, on the device."""
+
+    loss: torch.Tensor
+    right: torch.Tensor
+
+
+Step = Callable[[torch.Tensor, torch.Tensor], Figures]
 BOUNDS = {
     "seeds": (1, 2**16),
     "epochs": (1, 2**20),
@@ -231,7 +240,7 @@ class Accuracy:
         def step(x: torch.Tensor, targets: torch.Tensor) -> Figures:
             return self._backward(model(x), targets)
 
-        return step if self.settings.device == "cpu" or sparse else GraphedSteps(step, list(model.parameters()))
+        return step if sparse else Replayed(model, step)
 
     def _recorded(self, model: torch.nn.Module, x: torch.Tensor, targets: torch.Tensor) -> tuple[Figures, list[Row]]:
         """A step as it is, and its densities. No node of its backward is left, as PyTorch would use those of the

@@ -1,4 +1,4 @@
-"""Training steps of compressed models, captured into a CUDA graph and replayed."""
+"""Training steps as CUDA graphs, captured by gistkit.GraphedStep and replayed."""
 
 import pytest
 import torch
@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.errors import PlanMismatchError
-from gistkit.training import Accuracy, AccuracySettings, graphed
+from gistkit.errors import GistError, PlanMismatchError
+from gistkit.runtime.step import graphed
+from gistkit.training import Accuracy, AccuracySettings
 from gistkit.zoo.resnet import BasicBlock, ResNet
 
 pytestmark = pytest.mark.gpu
@@ -19,40 +20,74 @@ def network():
     return nn.Sequential(ResNet(BasicBlock, (1, 1, 1), 64), nn.Dropout(0.3), nn.Linear(64, 10)).cuda().train()
 
 
+def chain(dropout=0.0):
+    torch.manual_seed(0)
+    layers = [layer for n in (3, 16, 16, 16, 16) for layer in (nn.Conv2d(n, 16, 3, padding=1), nn.GELU())]
+    return nn.Sequential(*layers, nn.Dropout(dropout), nn.Flatten(), nn.Linear(16 * 32 * 32, 10)).cuda().train()
+
+
 def batch(seed):
     drawn = torch.Generator().manual_seed(seed)
     x, targets = torch.randn(BATCH, 3, 32, 32, generator=drawn), torch.randint(10, (BATCH,), generator=drawn)
     return x.cuda(), targets.cuda()
 
 
-def results(model, step, x, targets):
-    model.zero_grad()
+def results(model, step, some, clear=True):
+    if clear:
+        model.zero_grad()
     torch.manual_seed(7)
-    loss = step(x, targets)
-    return [loss.clone(), *(p.grad.clone() for p in model.parameters())]
+    loss = step(*some)
+    return [loss.clone(), *(p.grad.clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
 
 
-def graphed_results(model, step, batches):
-    """Of replays of one captured step."""
-    x, targets = (t.clone() for t in batches[0])
-    model.zero_grad()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = step(x, targets)
-    grads = [p.grad for p in model.parameters()]
-    found = []
-    for some in batches:
-        x.copy_(some[0])
-        targets.copy_(some[1])
-        torch.manual_seed(7)
-        graph.replay()
-        found.append([t.clone() for t in (loss, *grads)])
-    return found
+def eager(model, loss_fn=F.cross_entropy):
+    return lambda x, targets: gistkit.step(model, loss_fn, x, targets)
+
+
+def pair(made, loss_fn=F.cross_entropy, **plan):
+    """Two equal models under one plan (none: gistkit's own), one stepped as it is, one captured."""
+    models = [made(), made()]
+    if plan:
+        found = gistkit.plan(models[0], *batch(1), loss_fn=loss_fn, measure=False, cuda_graph=True, **plan)
+    for model in models:
+        gistkit.compress(model, found if plan else None)
+    steps = eager(models[0], loss_fn), gistkit.GraphedStep(models[1], loss_fn)
+    for _ in range(graphed.WARM_UP):
+        for model, step in zip(models, steps, strict=True):
+            results(model, step, batch(1))
+    return models, steps
+
+
+def mean_loss(out, targets):
+    return F.cross_entropy(out, targets, reduction="none").mean()
+
+
+WAYS = {
+    "gistkit's own": (network, F.cross_entropy, {}),
+    "reruns": (chain, F.cross_entropy, {"policy": "checkpoint"}),
+    "budget": (chain, F.cross_entropy, {"budget": "70%"}),
+    "sub-batches": (chain, mean_loss, {"budget": "45%", "fidelity": "reassociated"}),
+    "fp8s": (network, F.cross_entropy, {"lossy": "fp8s", "policy": "gist"}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replay_has_the_bits_of_a_step(way):
+    made, loss_fn, plan = WAYS[way]
+    models, steps = pair(made, loss_fn, **plan)
+    for seed in (1, 2, 3):
+        found = [results(model, step, batch(seed)) for model, step in zip(models, steps, strict=True)]
+        assert all(map(torch.equal, *found)), seed
+    assert steps[1].graph_bytes > 0
+    report = gistkit.report(models[1])
+    assert report.kept_bytes < report.plain_kept_bytes
+    taken = [results(model, eager(model, loss_fn), batch(2)) for model in models]  # without it, after the capture
+    assert all(map(torch.equal, *taken))
 
 
 @pytest.mark.parametrize("lossy", [None, "fp8", "int4s"])
-def test_a_replay_has_the_bits_of_a_step(lossy):
-    model, batches = gistkit.compress(network(), lossy=lossy, sparse=False), [batch(1), batch(2)]
+def test_a_plain_loop_can_be_captured_by_hand(lossy):
+    model, some = gistkit.compress(network(), lossy=lossy, sparse=False), batch(1)
 
     def step(x, targets):
         loss = F.cross_entropy(model(x), targets)
@@ -60,13 +95,74 @@ def test_a_replay_has_the_bits_of_a_step(lossy):
         return loss.detach()
 
     for _ in range(6):  # beyond the fifth, after which the plan is made anew by measured densities
-        results(model, step, *batches[0])
-    eager = [results(model, step, *some) for some in batches]
-    for expected, found in zip(eager, graphed_results(model, step, batches), strict=True):
-        assert all(map(torch.equal, expected, found))
-    report = gistkit.report(model)
-    assert report.kept_bytes < report.plain_kept_bytes
-    assert all(map(torch.equal, eager[0], results(model, step, *batches[0])))  # after the capture, without it
+        results(model, step, some)
+    expected = results(model, step, batch(2))[:-2]
+    x, targets = (t.clone() for t in some)
+    model.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step(x, targets)
+    for static, t in zip((x, targets), batch(2), strict=True):
+        static.copy_(t)
+    torch.manual_seed(7)
+    graph.replay()
+    assert all(map(torch.equal, [loss, *(p.grad for p in model.parameters())], expected))
+
+
+def test_gradients_add_up_over_calls():
+    models, steps = pair(network)
+    for clear, seed in ((True, 1), (False, 2), (False, 3), (True, 1)):
+        found = [results(model, step, batch(seed), clear) for model, step in zip(models, steps, strict=True)]
+        assert all(map(torch.equal, *found)), seed
+    for model in models:
+        model.zero_grad(set_to_none=False)
+    found = [results(model, step, batch(2), False) for model, step in zip(models, steps, strict=True)]
+    assert all(map(torch.equal, *found))
+
+
+def test_an_optimizer_trains_with_it():
+    models, steps = pair(chain, budget="70%")
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in models]
+    losses = []
+    for seed in range(8):
+        for step, optimizer in zip(steps, optimizers, strict=True):
+            optimizer.zero_grad()
+            losses.append(step(*batch(seed)))
+            optimizer.step()
+    assert all(map(torch.equal, losses[::2], losses[1::2]))
+    assert all(map(torch.equal, *(m.parameters() for m in models)))
+
+
+def test_a_step_of_another_kind_is_refused():
+    (_, model), (_, step) = pair(network)
+    x, targets = batch(1)
+    step(x, targets)
+    with pytest.raises(ValueError, match=r"\(16, 3, 32, 32\).*got \(\(8, 3, 32, 32\)"):
+        step(x[:8], targets[:8])
+    with torch.autocast("cuda", torch.bfloat16), pytest.raises(ValueError, match="must be called with"):
+        step(x, targets)
+    model.eval()
+    with pytest.raises(ValueError, match="must be called with"):
+        step(x, targets)
+    model.train()
+    step(x, targets)
+    model[2].weight.data = model[2].weight.data.clone()
+    with pytest.raises(ValueError, match="some have moved"):
+        step(x, targets)
+
+
+def test_a_step_that_waits_for_the_device_is_refused():
+    model = gistkit.compress(network())
+    step = gistkit.GraphedStep(model, lambda out, t: F.cross_entropy(out, t) * abs(out.sum().item()))
+    for _ in range(graphed.WARM_UP):
+        step(*batch(1))
+    grads = [p.grad for p in model.parameters()]
+    with pytest.raises(GistError, match=r"cannot be captured into a CUDA graph: .*leave out what waits"):
+        step(*batch(1))
+    assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
+    step = gistkit.GraphedStep(model, F.cross_entropy)
+    found = [step(*batch(1)) for _ in range(graphed.WARM_UP + 2)]
+    assert found[-1].isfinite()
 
 
 def test_what_a_graph_cannot_hold_is_refused():
@@ -76,23 +172,31 @@ def test_what_a_graph_cannot_hold_is_refused():
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             x.add(1)  # a graph of nothing brings a warning
             model(x)
-    model = network()
-    plan = gistkit.plan(model, x, targets, loss_fn=F.cross_entropy, policy="vdnn-all", measure=False)
-    gistkit.compress(model, plan)
-    F.cross_entropy(model(x), targets).backward()
-    with pytest.raises(PlanMismatchError, match="sends to the host"):
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            x.add(1)
-            model(x)
+    for made, policy, why in ((network, "vdnn-all", "sends to the host"), (drawing, "checkpoint", "random numbers")):
+        model = made()
+        words = {"policy": policy, "measure": False, "hardware": "h100-sxm"}
+        gistkit.compress(model, gistkit.plan(model, x, targets, loss_fn=F.cross_entropy, **words))
+        step = gistkit.GraphedStep(model, F.cross_entropy)
+        for _ in range(graphed.WARM_UP):
+            step(x, targets)
+        with pytest.raises(PlanMismatchError, match=why):
+            step(x, targets)
+
+
+def drawing():
+    """Dropout between convolutions, so that segments draw."""
+    layers = list(chain())
+    return nn.Sequential(*layers[:4], nn.Dropout(0.5), *layers[4:]).cuda().train()
 
 
 @pytest.mark.parametrize("scheme", ["fp32", "fp8", "int4s", "immediate:fp8", "gradients:fp8"])
 def test_trainings_by_graph_are_those_of_single_steps(scheme, tmp_path, monkeypatch):
     words = {"seeds": 1, "epochs": 2, "device": "cuda", "channels_last": True}
     of, found = AccuracySettings("resnet20", schemes=(scheme,), **words), []
-    for eager_steps in (graphed.EAGER_STEPS, 10**9):
-        monkeypatch.setattr(graphed, "EAGER_STEPS", eager_steps)
-        run = Accuracy(of, tmp_path / str(eager_steps))
+    for captures in (True, False):
+        if not captures:
+            monkeypatch.setattr(graphed.Replayed, "__call__", lambda self, *given: self._work(*given))
+        run = Accuracy(of, tmp_path / str(captures))
         run.train(scheme, 0)
         rows = run._records.rows()
         found.append([{k: v for k, v in row.items() if k not in ("seconds", "environment")} for row in rows])

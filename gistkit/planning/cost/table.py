@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gistkit.codecs import Sparse, dtype_of
 from gistkit.codecs import codec as find_codec
@@ -46,13 +46,19 @@ Ways = Callable[[Task, Hardware], tuple[Algorithm, ...]]
 @dataclass(frozen=True)
 class CostTable:
     """What everything costs on one device. ``algorithms[task]`` holds at least one entry; the first is what PyTorch is
-    taken to run. ``densities`` are by storage of the SavedGraph, for those that may hold zeros. ``ways`` gives the
-    algorithms of any task."""
+    taken to run. ``densities`` are by storage of the SavedGraph, for those that may hold zeros; without any nothing is
+    kept sparse. ``ways`` gives the algorithms of any task."""
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]
     densities: Mapping[int, float]
     ways: Ways = task_algorithms
+
+    def in_cuda_graph(self) -> CostTable:
+        """The costs of the step's replays as a CUDA graph: the host issues nothing, and what a graph cannot hold, forms
+        whose size only a run tells and transfers to the host, cannot be chosen."""
+        nothing = dict.fromkeys(("d2h_gbps", "h2d_gbps", "both_gbps", "host_s", "runtime_host_s"), 0.0)
+        return replace(self, hardware=replace(self.hardware, **nothing), densities={})
 
     def task_s(self, task: int, algorithm: str = "") -> float:
         """Seconds of a task, by default under its first algorithm."""

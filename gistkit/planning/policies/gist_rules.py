@@ -80,7 +80,8 @@ def gist(
 
 def gist_budget(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None, *, lossy: Lossy = None) -> Plan:
     """Gist's plan, lossless or in a narrow format, with peak and seconds. Raises ValueError for an unknown format."""
-    return figured(graph, costs, budget_bytes, gist(graph, lossy=lossy, densities=costs.densities))
+    made = gist(graph, lossy=lossy, densities=costs.densities, sparse=bool(costs.densities))
+    return figured(graph, costs, budget_bytes, made)
 
 
 def figured(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan) -> Plan:

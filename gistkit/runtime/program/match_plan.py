@@ -113,7 +113,7 @@ def check_capture(plan: Plan | None, ready: bool) -> None:
     if away:
         what = "sends to the host" if away[0].on_host else f"stores as {away[0].codec}, of a size that only a run tells"
         expected = f"a forward outside CUDA graphs, as the plan {what} storage {away[0].storage}"
-        remedy = "run the steps without a graph, or plan with policy='gist' and no budget"
+        remedy = "plan with cuda_graph=True, or run the steps without a graph"
         raise PlanMismatchError(expected, "the capture of one", remedy)
 
 

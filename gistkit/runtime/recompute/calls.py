@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from gistkit.errors import GistError
+from gistkit.errors import GistError, PlanMismatchError
+from gistkit.kernels import capturing
 from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState, autocast_now
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
@@ -168,7 +169,11 @@ def _set_autocast(states: AutocastState) -> None:
 
 
 def random_state(device: str, index: int) -> bytes:
-    """The state of a device's default generator."""
+    """The state of a device's default generator. Raises PlanMismatchError while a CUDA graph is captured."""
+    if device != "cpu" and capturing():
+        expected = "a step outside CUDA graphs, as the plan runs calls that draw random numbers anew"
+        remedy = "plan with policy='gist', which runs nothing anew, or without dropout"
+        raise PlanMismatchError(expected, "the capture of one", remedy)
     state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(index)
     return state.numpy().tobytes()
 

@@ -77,7 +77,7 @@ def step(
     for parts that take another way through the model than the planned ones. Source: moDNN's sub-batches (Chen et al.,
     DATE 2018).
     """
-    _check(model, loss_fn, sub_batches, reduction, per_sub_batch_norm, verify)
+    check_step(model, loss_fn, sub_batches, reduction, per_sub_batch_norm, verify)
     whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
@@ -193,28 +193,36 @@ def _plan_of(model: torch.nn.Module) -> Plan | None:
     return None if stand_in is None else stand_in.engine.plan
 
 
-def _check(
-    model: torch.nn.Module, loss_fn: Any, sub_batches: Any, reduction: Any, per_sub_batch_norm: Any, verify: Any
+def check_step(
+    model: torch.nn.Module,
+    loss_fn: Any,
+    sub_batches: Any,
+    reduction: Any,
+    per_sub_batch_norm: Any,
+    verify: Any,
+    name: str = "step",
 ) -> None:
+    """Raise TypeError or ValueError, in the name of ``name``, for arguments that make no sense."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"step: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
+        raise TypeError(f"{name}: model must be a torch.nn.Module, got {type(model).__name__}; pass the module itself")
     if not callable(loss_fn):
         raise TypeError(
-            f"step: loss_fn must be callable, got {type(loss_fn).__name__}; the order is step(model, loss_fn, inputs, "
-            "targets)"
+            f"{name}: loss_fn must be callable, got {type(loss_fn).__name__}; the order is {name}(model, loss_fn, ...)"
         )
     if sub_batches is not None and (type(sub_batches) is not int or sub_batches < 1):
         raise ValueError(
-            f"step: sub_batches must be None (as planned) or an int of at least 1, got {sub_batches!r}; leave it out"
+            f"{name}: sub_batches must be None (as planned) or an int of at least 1, got {sub_batches!r}; leave it out"
         )
     if reduction not in REDUCTIONS:
         raise ValueError(
-            f"step: reduction must be None, 'mean' or 'sum', got {reduction!r}; it says what a loss_fn of your own "
+            f"{name}: reduction must be None, 'mean' or 'sum', got {reduction!r}; it says what a loss_fn of your own "
             "returns for a batch"
         )
-    check_per_sub_batch_norm("step", per_sub_batch_norm)
+    check_per_sub_batch_norm(name, per_sub_batch_norm)
     if type(verify) is not bool:
-        raise TypeError(f"step: verify must be True or False, got {verify!r}; False takes the parts for what they give")
+        raise TypeError(
+            f"{name}: verify must be True or False, got {verify!r}; False takes the parts for what they give"
+        )
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
