@@ -17,6 +17,7 @@ import torch
 from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
 from gistkit.errors import GistError, PlanError, PlanMismatchError
 from gistkit.ir import Decision
+from gistkit.kernels import capturing
 from gistkit.nn.autocast import LOWERED
 from gistkit.nn.keep import Kept
 from gistkit.nn.standin import settings
@@ -94,7 +95,7 @@ class Tape:
         leaves, spec = flattened(args, kwargs) if segments else ([], ())
         now.written = [known for s in segments if (known := self._known(s, func, leaves, spec))]
         known = len(now.written) == len(segments)
-        draws = not known or any([w.call.draws for w in now.written])
+        draws = (not known and self._may_draw(segments)) or any([w.call.draws for w in now.written])
         now.random = _random_states(tensors_in((args, kwargs))) if draws and op not in _SURE else ()
         if known and not self._recordings.overwrites(number):
             return
@@ -120,6 +121,14 @@ class Tape:
             else:
                 outside.append((x, operand.storage))
         return _Written(plan, call, outside, True)
+
+    def _may_draw(self, segments: Iterable[SegmentPlan]) -> bool:
+        """Whether the running call, which an earlier forward made otherwise, must be taken to draw random numbers.
+        While a CUDA graph is captured nobody can look: it does what it did before."""
+        if not capturing():
+            return True
+        before = [self._recordings.calls.get((s.index, self._now.number)) for s in segments]
+        return any(call is None or call.draws for call in before)
 
     def end(self, result: Any) -> None:
         now = self._now

@@ -11,7 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from gistkit.errors import GistError
-from gistkit.kernels import capturing
+from gistkit.runtime.attach import compressed_forward
+from gistkit.runtime.program.match_plan import check_capture
 from gistkit.runtime.signature import autocast_now
 from gistkit.runtime.step.step import check_step, step
 
@@ -33,6 +34,8 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
         self._done, self.graph_bytes = 0, 0
+        self.bare = False
+        """Whether the work is to do without what waits for the device: just before the capture and in it."""
 
     def __call__(self, *given: Any) -> Any:
         leaves, spec = tree_flatten(given)
@@ -40,8 +43,11 @@ class Replayed:
         if self._graph is None:
             self._done = self._done + 1 if kind == self._kind else 1
             self._kind = kind
-            if self._done <= self._warm_up or not any(t.is_cuda for t in leaves if isinstance(t, torch.Tensor)):
+            on_gpu = any(t.is_cuda for t in leaves if isinstance(t, torch.Tensor))
+            if self._done < self._warm_up or not on_gpu:
                 return self._work(*given)
+            if self._done == self._warm_up:
+                return self._watched(given)
             self._capture(given)
         self._check(kind)
         for own, t in zip(self._given, (t for t in leaves if isinstance(t, torch.Tensor)), strict=True):
@@ -52,8 +58,29 @@ class Replayed:
         self._leave(earlier)
         return tree_map_only(torch.Tensor, torch.clone, self._found)
 
+    def _watched(self, given: tuple) -> Any:
+        """The last step before the capture. Raise GistError where it waits for the device: in the capture that would
+        also leave PyTorch's generator unusable."""
+        mode, self.bare = torch.cuda.get_sync_debug_mode(), True
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return self._work(*given)
+        except RuntimeError as error:
+            self._done -= 1
+            if "synchronizing CUDA operation" not in str(error):
+                raise
+            raise GistError(
+                "a step with a CUDA graph must not wait for the device, and this one does; leave out .item(), .cpu(), "
+                "prints and tensors made from Python's numbers on the way, or run gistkit.step"
+            ) from error
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
     def _capture(self, given: tuple) -> None:
         """Raise GistError where the work does what no graph can hold."""
+        forward = compressed_forward(self._model)
+        if forward is not None:
+            check_capture(forward.engine.plan, ready=True)
         own = tree_map_only(torch.Tensor, torch.clone, given)
         self._given = [t for t in tree_flatten(own)[0] if isinstance(t, torch.Tensor)]
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
@@ -74,7 +101,7 @@ class Replayed:
             cause = str(error).strip().splitlines()[0]
             raise GistError(
                 f"the step cannot be captured into a CUDA graph: {cause}; let go of outputs and losses of earlier "
-                "forwards, leave out what waits for the device (.item(), prints of tensors), or run gistkit.step"
+                "forwards, or run gistkit.step"
             ) from error
         finally:
             for parameter, grad in zip(self._parameters, earlier, strict=True):
@@ -171,7 +198,7 @@ class GraphedStep:
 
         def work(inputs: Any, targets: Any) -> torch.Tensor:
             words = {"sub_batches": sub_batches, "reduction": reduction, "per_sub_batch_norm": per_sub_batch_norm}
-            return step(model, loss_fn, inputs, targets, verify=verify and not capturing(), **words)
+            return step(model, loss_fn, inputs, targets, verify=verify and not self._replayed.bare, **words)
 
         self._replayed = Replayed(model, work, warm_up)
 
