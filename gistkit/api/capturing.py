@@ -27,6 +27,7 @@ def step_on(
     batch: tuple,
     loss_fn: Callable | None,
     which: Hardware | str | Path | None = None,
+    hold_output: bool = True,
 ) -> tuple[SavedGraph, Hardware]:
     """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
     With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`), the
@@ -37,7 +38,8 @@ def step_on(
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])
     targets = () if loss_fn is None else batch[1:]
     _check_call(caller, model, args, kwargs, loss_fn is not None)
-    return capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=targets), hardware
+    words = {"backward": True, "loss_fn": loss_fn, "targets": targets, "hold_output": hold_output}
+    return capture(model, args, kwargs, **words), hardware
 
 
 def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
@@ -48,7 +50,9 @@ def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
 
 @unset_fake_temporarily()
 @uncollected()
-def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> SavedGraph:
+def with_least_rows(
+    graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None, hold_output: bool = True
+) -> SavedGraph:
     """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
     single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
     goes as the batch does. A batch that needs a gradient is not cut: each part would bring one for all of it."""
@@ -64,8 +68,9 @@ def with_least_rows(graph: SavedGraph, model: torch.nn.Module, batch: tuple, los
     least = 1
     while least < graph.batch:
         args, kwargs = rows(inputs, 0, least)
+        words = {"backward": True, "loss_fn": loss_fn, "hold_output": hold_output}
         try:
-            small = capture(model, args, kwargs, backward=True, loss_fn=loss_fn, targets=rows(targets, 0, least))
+            small = capture(model, args, kwargs, targets=rows(targets, 0, least), **words)
         except CaptureError:
             small = None
         if small is not None and goes_as(small, graph):

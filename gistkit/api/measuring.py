@@ -49,6 +49,7 @@ def captured(
     which: Hardware | str | Path | None,
     measure: Measure,
     cut: Callable[[SavedGraph], bool] = lambda graph: False,
+    hold_output: bool = True,
 ) -> tuple[SavedGraph, Hardware, StepTimes | None]:
     """The captured step and its hardware (:func:`step_on`), the times that ``measure`` asks for, None for False; where
     ``cut`` says so of the graph, with the step of the least rows. A step measured unasked that does not fit the card
@@ -60,9 +61,9 @@ def captured(
         check_real(caller, model, batch)
     elif measure is not False:
         times = read_times(caller, measure)
-    graph, hardware = step_on(caller, model, batch, loss_fn, which)
+    graph, hardware = step_on(caller, model, batch, loss_fn, which, hold_output)
     if cut(graph):
-        graph = with_least_rows(graph, model, batch, loss_fn)
+        graph = with_least_rows(graph, model, batch, loss_fn, hold_output)
     if times is not None:
         times.check(graph)
         check_present(caller, hardware, times.device)

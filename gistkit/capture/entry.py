@@ -46,6 +46,7 @@ def capture(
     on_cpu: bool = False,
     loss_fn: LossFn | None = None,
     targets: tuple = (),
+    hold_output: bool = True,
 ) -> SavedGraph:
     """The calls and saved storages of ``model(*args, **kwargs)`` in its present mode.
 
@@ -56,7 +57,8 @@ def capture(
     ``backward`` runs the whole step on fake tensors, on the CPU's operators whatever device the model is on (also
     ``meta``, so model and batch may be far larger than the machine), and fills in the graph's ``tasks`` and ``blocks``.
     Its loss is ``loss_fn(output, *targets)``, without a ``loss_fn`` the output itself, its ``loss``, or the sum of all
-    that it holds. The output is held until the step ends, and arguments that need gradients get them.
+    that it holds. The output is held until the step ends, as by a loop's variable, or with ``hold_output=False``
+    until the loss is there, as in :func:`gistkit.step`; arguments that need gradients get them.
 
     ``on_cpu`` records the forward alone with the CPU's operators too, which on another device may keep other tensors:
     the graph is that of ``backward=True`` without tasks and blocks.
@@ -91,7 +93,8 @@ def capture(
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                return _traced_step(twin, *given, loss_fn=own_loss, fakes=mode, on_cpu=device_type is None)
+                on_cpu = device_type is None
+                return _traced_step(twin, *given, own_loss, mode, on_cpu, hold_output)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -125,9 +128,10 @@ def _traced_step(
     loss_fn: LossFn | None,
     fakes: Fakes,
     on_cpu: bool,
+    hold_output: bool,
 ) -> SavedGraph:
     """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
-    step starts without gradients; what the model returns is held until it ends, as by a caller's variable."""
+    step starts without gradients."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
     tracer, notes = Tracer(recorder, on_cpu, fakes), recorder.notes
@@ -143,6 +147,8 @@ def _traced_step(
         tracer.active, tracer.phase = True, "loss"
         with running("loss_fn", model):
             loss = loss_of(out, targets, loss_fn)
+        if not hold_output:
+            del out
         tracer.autocast_ends()
         if not loss.requires_grad:
             raise CaptureError(

@@ -3,6 +3,7 @@ what a plan costs the host, reruns and sub-batches above all, is paid in the cap
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,9 @@ class Replayed:
         """The last step before the capture. Raise GistError where it waits for the device: in the capture that would
         also leave PyTorch's generator unusable."""
         mode, self.bare = torch.cuda.get_sync_debug_mode(), True
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that not every wait is detected
+            torch.cuda.set_sync_debug_mode("error")
         try:
             return self._work(*given)
         except RuntimeError as error:

@@ -1,0 +1,48 @@
+"""plan(cuda_graph=True): what a graph cannot hold is no choice, and the host's time does not count."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gistkit
+from gistkit.api.planning import GRAPH_BYTES
+
+X, TARGETS = torch.randn(16, 3, 32, 32), torch.arange(16) % 10
+BATCH_BYTES = X.nbytes + TARGETS.nbytes
+
+
+def planned(policy, **words):
+    model = gistkit.zoo.resnet18(num_classes=10, image_size=32)
+    return gistkit.plan(model, X, TARGETS, loss_fn=F.cross_entropy, hardware="h100-sxm", policy=policy, **words)
+
+
+@pytest.mark.parametrize("policy", ["gist", "checkpoint", "optimal"])
+def test_nothing_is_sparse_or_sent_away(policy):
+    whole = planned(policy)
+    assert policy != "gist" or any(d.form.sparse for d in whole.decisions)
+    made = planned(policy, cuda_graph=True)
+    assert not any(d.form.sparse or d.on_host for d in made.decisions)
+    assert made.step_s < whole.step_s  # eight images leave the device waiting for the host
+    assert made.contract.reserved_bytes == BATCH_BYTES + GRAPH_BYTES
+
+
+def test_a_budget_has_the_copy_of_the_batch_in_it():
+    least = planned("checkpoint", cuda_graph=True)
+    made = planned("optimal", cuda_graph=True, budget=least.peak_bytes, reserved_bytes=0)
+    assert made.peak_bytes <= least.peak_bytes and made.contract.reserved_bytes == BATCH_BYTES + GRAPH_BYTES
+    plain = planned("plain")
+    share = planned("optimal", cuda_graph=True, budget="120%")
+    assert share.budget_bytes == pytest.approx(1.2 * plain.peak_bytes, rel=1e-3)
+
+
+def test_the_output_is_let_go_of():
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 4096))
+    labels = torch.arange(16)
+    words = {"loss_fn": F.cross_entropy, "policy": "plain", "measure": False}
+    peaks = [gistkit.plan(model, X, labels, cuda_graph=g, **words).peak_bytes for g in (False, True)]
+    assert peaks[0] - (peaks[1] - X.nbytes - labels.nbytes) == 16 * 4096 * 4
+
+
+def test_policies_that_send_to_the_host_are_refused():
+    with pytest.raises(gistkit.PlanError, match="or the plan is for a CUDA graph, which holds no transfers"):
+        planned("vdnn-all", cuda_graph=True)
