@@ -93,8 +93,8 @@ def capture(
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                on_cpu = device_type is None
-                return _traced_step(twin, *given, own_loss, mode, on_cpu, hold_output)
+                words = {"loss_fn": own_loss, "fakes": mode, "on_cpu": device_type is None}
+                return _traced_step(twin, *given, hold_output=hold_output, **words)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
