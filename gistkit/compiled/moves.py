@@ -69,7 +69,7 @@ class Moves:
         self._payload: set[str] = set()
         self._left: dict[str, str] = {}
         self.plain_peak_bytes = predicted_peak(pair)
-        self._rounding, self._enough_bytes = None, 0.0
+        self._rounding, self._enough_bytes, bits = None, 0.0, 64
         if settings.lossy is not None:
             static = packing.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
@@ -81,7 +81,7 @@ class Moves:
             pools.lay_out_stand_ins(pair)
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
-        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share)
+        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)
         choice, cones = planned(pair, static_inputs, limits)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)

@@ -28,7 +28,8 @@ class Limits:
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
     ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: see
-    :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds."""
+    :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds.
+    ``bits``: of a float that is kept, at most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -38,6 +39,7 @@ class Limits:
     same_kernels: bool = False
     products: bool = True
     time_share: float = float("inf")
+    bits: int = 64
 
 
 @dataclass(frozen=True)

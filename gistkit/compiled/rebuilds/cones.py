@@ -21,7 +21,7 @@ def planned(
 ) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
     its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
-    choice = choose(describe(pair, static_inputs, limits.same_kernels, limits.products), limits)
+    choice = choose(describe(pair, static_inputs, limits.same_kernels, limits.products, limits.bits), limits)
     roundings = Roundings(pair, limits.same_kernels)
     arithmetic = Arithmetic(pair, roundings, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}

@@ -84,10 +84,12 @@ class Flow:
 
 
 def describe(
-    pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False, products: bool = True
-) -> Flow:
+    pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False, products: bool = True,
+    bits: int = 64,
+) -> Flow:  # fmt: skip
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters.
-    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`. ``products``: some may be made anew."""
+    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`. ``products``: some may be made anew.
+    ``bits``: of a float that is kept, at most."""
     static = set(static_inputs or ())
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
@@ -114,7 +116,7 @@ def describe(
         loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
         again = kind == MADE and products and grows(node) and _may_run_again(node) and readings[storage] <= 1
-        weight = UNKEPT if view and not stays else packed_bytes(node)
+        weight = UNKEPT if view and not stays else packed_bytes(node, bits)
         values[node.name] = Value(
             node.name, inputs, CHEAP if again else kind, storage, weight, _bytes(node),
             is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
@@ -235,14 +237,14 @@ def _may_run_again(node: fx.Node) -> bool:
     return not str(node.meta.get("recompute", "")).endswith("MUST_SAVE")
 
 
-def packed_bytes(node: fx.Node) -> int:
-    """Bytes of a storage when it is kept: a bool in 1 bit, a max-pool's map in 4."""
+def packed_bytes(node: fx.Node, bits: int = 64) -> int:
+    """Bytes of a storage when it is kept: a bool in 1 bit, a max-pool's map in 4, a float in at most ``bits``."""
     dtype, full = value(node).dtype, storage_bytes(node)
     if dtype is torch.bool:
         return -(-full // 8)
     if dtype is torch.int8 and "max_pool" in str(_source(node).target):
         return -(-full // 2)
-    return full
+    return full * min(bits, 8 * dtype.itemsize) // (8 * dtype.itemsize) if dtype.is_floating_point else full
 
 
 def _bytes(node: fx.Node) -> int:
