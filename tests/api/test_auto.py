@@ -38,11 +38,6 @@ def error_of(model, x, y, plan):
     return (sum((a - b).square().sum() for a, b in pairs) / sum(a.square().sum() for a, _ in pairs)).sqrt().item()
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 class Correlated:
     """Stands for a step where the errors of stashes add as they are, and not in variance."""
 

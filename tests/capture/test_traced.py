@@ -36,7 +36,6 @@ def measured_peak(model, x, y):
 
 @pytest.mark.parametrize(("name", "size"), [("alexnet", 64), ("resnet18", 32), ("DenseNet", 16), ("UNet", 16)])
 def test_plain_peak_is_predicted(name, size):
-    torch.manual_seed(0)
     own = {"DenseNet": DenseNet, "UNet": UNet}
     model = own[name]() if name in own else zoo.load(name, num_classes=10, image_size=size)
     model, x = model.train(), torch.randn(4, 3, size, size)

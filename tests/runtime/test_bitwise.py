@@ -20,7 +20,6 @@ def basic_blocks():
 @pytest.mark.parametrize("make", [bottlenecks, basic_blocks, convolutions, inceptions])
 def test_steps_of_a_few_blocks(make):
     """Of resnet50, resnet1202, vgg16, googlenet."""
-    torch.manual_seed(0)
     assert_same_training(make(), batches(STEPS, 2, 32))
 
 

@@ -66,7 +66,6 @@ TURNS = [
 
 @pytest.mark.parametrize(("turn", "inplace"), [(turn, bool(i % 2)) for i, turn in enumerate(TURNS)])
 def test_what_came_about_otherwise_is_not_rebuilt(turn, inplace):
-    torch.manual_seed(0)
     plain = Block(inplace)
     ours = gistkit.compress(copy.deepcopy(plain))
     for seed, now in enumerate([("", ""), ("", ""), turn, turn, ("", ""), turn, ("", "")]):

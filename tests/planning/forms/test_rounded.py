@@ -116,7 +116,6 @@ def test_a_file_that_rounds_for_a_strict_reader_is_refused():
 
 
 def test_a_relu_without_a_mask_does_not_come_back_from_rounded_values():
-    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(2)), nn.ReLU())
     model.append(nn.Conv2d(8, 8, 3, padding=1))
     plan = gistkit.plan(model, X, policy="gist")

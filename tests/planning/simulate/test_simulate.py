@@ -164,7 +164,6 @@ class Rows(nn.Module):
 @pytest.mark.parametrize("policy", ["plain", "gist"])
 @pytest.mark.parametrize(("between", "inplace"), [((42,), True), ((7, 6), True), ((7, 6), False)])
 def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace, policy):
-    torch.manual_seed(0)
     model, x, y = Rows(inplace), torch.randn(8, *between, 32), torch.arange(8)
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))
     costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))

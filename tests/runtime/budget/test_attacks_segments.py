@@ -113,7 +113,6 @@ def loss(y, _):
 
 
 def test_the_least_lossy_budget_is_planned_without_it():
-    torch.manual_seed(0)
     layers = (nn.Conv2d(8, 8, 3), nn.ReLU6(), nn.Conv2d(8, 8, 3), nn.Hardswish(inplace=True), nn.Conv2d(8, 8, 3))
     model, x, y = nn.Sequential(*layers), torch.randn(6, 8, 24, 24), torch.zeros(6)
     plan = least_plan(model, x, y, loss_fn=loss, lossy="fp8")

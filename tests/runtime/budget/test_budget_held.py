@@ -77,7 +77,6 @@ def assert_kept(model, loss_fn, x, y):
 
 @pytest.mark.parametrize("kind", ["features", "in place", "views", "unread", "dead branches"])
 def test_outputs_are_held_until_the_step_ends(kind):
-    torch.manual_seed(0)
     assert_kept(Head(kind), first_of, torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16)))
 
 
@@ -85,7 +84,6 @@ def test_outputs_are_held_until_the_step_ends(kind):
     ("policy", "on"), [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", LINKED), ("cdma", LINKED)]
 )
 def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
-    torch.manual_seed(0)
     model, x, y = Head("unread"), torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16))
     plan = gistkit.plan(model, x, y, policy=policy, loss_fn=first_of, density=1.0, hardware=on)
     expected, _ = peaks(copy.deepcopy(model), first_of, x, y)
@@ -96,7 +94,6 @@ def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
 
 @pytest.mark.parametrize("first", [conv(64, 4, 1), nn.Sequential(nn.ReLU(), conv(32, 8))])
 def test_a_gradient_of_the_input_is_counted(first):
-    torch.manual_seed(0)
     width = next(m for m in first.modules() if isinstance(m, nn.Conv2d))
     tail = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width.out_channels, 5)]
     model, x = nn.Sequential(first, *tail), torch.randn(4, width.in_channels, 16, 16)
@@ -104,7 +101,6 @@ def test_a_gradient_of_the_input_is_counted(first):
 
 
 def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
-    torch.manual_seed(0)
     model = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 5))
     x, y = torch.randn(4, 3, 16, 16, requires_grad=True), torch.arange(4)
     ask = {"loss_fn": F.cross_entropy, "fidelity": "reassociated"}
@@ -127,7 +123,6 @@ FROZEN = {
 
 @pytest.mark.parametrize("part", FROZEN)
 def test_frozen_parts(part):
-    torch.manual_seed(0)
     layers = [conv(3, 64), nn.BatchNorm2d(64), nn.ReLU(), conv(64, 64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
     for name, parameter in model.named_parameters():

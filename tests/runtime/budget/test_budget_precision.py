@@ -34,7 +34,6 @@ class Residual(nn.Module):
 
 def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte():
     """PyTorch's operators make fp32 copies there: of blocks of a tensor, which the plan counts."""
-    torch.manual_seed(0)
     model, x = Residual().bfloat16(), torch.randn(4, 3, 20, 20).bfloat16()
     for norm in model.norms:
         norm.float()
@@ -82,7 +81,6 @@ def stepped(model, x, y, context, how):
 )
 def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     """In a loop that leaves the context before backward, and in gistkit.step."""
-    torch.manual_seed(0)
     model, x, y = MIXED[name](), torch.randn(4, 3, 16, 16), torch.arange(4)
     context = functools.partial(torch.autocast, "cpu", dtype=dtype)
     ask = {"loss_fn": F.cross_entropy, "density": 1.0}
@@ -98,7 +96,6 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
 
 def test_sub_batches_under_autocast_are_alike():
     """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
-    torch.manual_seed(0)
     model, x, y = MIXED["checkpoint"](), torch.randn(4, 3, 16, 16), torch.arange(4)
     context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     with context():
@@ -122,7 +119,6 @@ DOUBLE = {
 def test_budgets_in_double_count_the_operators_that_run(name):
     """PyTorch's own: a convolution's or linear's backward makes both gradients at once. Of what only pools save their
     shape alone is kept all the same."""
-    torch.manual_seed(0)
     model = nn.Sequential(DOUBLE[name](), Call(lambda y: y.square().mean())).double()
     x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
     graph = gistkit.capture(model, (x,), backward=True)
