@@ -10,8 +10,6 @@ from gistkit.nn.norm import rebuild_candidates
 from tests.gpu.waiting import no_synchronisation
 from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
 
-pytestmark = pytest.mark.gpu
-
 LAYOUTS = ("contiguous", "channels_last")
 
 
@@ -141,9 +139,6 @@ def test_autocast(dtype):
 
     operands = [_leaf(s) for s in ((4, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (5, 64))]
     _assert_same(*(lambda *t, f=f: network(f, *t) for f in (functional, F)), operands)
-
-
-pytestmark = pytest.mark.gpu
 
 
 def test_uses_of_one_weight_are_added_as_pytorch_adds_them():

@@ -17,8 +17,6 @@ from tests.support.sparse_cases import (
 )
 from tests.support.tensors import FLOATS, float_values, same_bits, sixteen_bit_values
 
-pytestmark = pytest.mark.gpu
-
 BOTH = pytest.mark.parametrize("codec", STRIDES)
 LENGTHS = (1, 31, 1000, 1023, 1025, 3 * 1024, 1_000_003)
 

@@ -13,8 +13,6 @@ from gistkit.kernels.sparse.spill import GROUP, group_slots
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
-pytestmark = pytest.mark.gpu
-
 WITHIN = {name: c for name, c in CODECS.items() if isinstance(c, Sparse) and c.packs_within}
 UNTOUCHED = 0x5A
 N = 50 * GROUP + 1234

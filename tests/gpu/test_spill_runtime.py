@@ -23,7 +23,7 @@ from tests.gpu.waiting import no_synchronisation
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
 from tests.support.tensors import same_bits, values_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
+pytestmark = pytest.mark.usefixtures("deterministic_cudnn")
 
 DEVICE = "cuda"
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
