@@ -14,7 +14,9 @@ import gistkit
 from gistkit.compiled import backend
 from tests.support.compiled_cases import assert_same, loss_of, step
 
+pytestmark = pytest.mark.usefixtures("fresh")
 ROWS = 4
+X, Y = torch.randn(ROWS, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(ROWS)
 
 
 class Halves(nn.Module):
@@ -35,17 +37,6 @@ class Halves(nn.Module):
 def network(whole=True):
     torch.manual_seed(5)
     return Halves(whole)
-
-
-X, Y = torch.randn(ROWS, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(ROWS)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")
