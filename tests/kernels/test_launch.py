@@ -1,5 +1,4 @@
-"""The compiled kernel of a launch's first call is called directly by the later ones, and only by those of its kind; a
-launch that comes again with tensors of the same kind is the call that every launch of that kind makes."""
+"""The compiled kernel of a launch's first call is called directly by later ones, and only by those of its kind."""
 
 import pytest
 import torch
@@ -7,6 +6,9 @@ import torch
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
 from gistkit.kernels.launch.tiling import Repeated
+
+X, Y = torch.empty(64), torch.empty(64)
+N = 3 * 16
 
 
 class Compiled:
@@ -33,10 +35,6 @@ class Kernel:
             return self.compiled[-1]
 
         return first
-
-
-X, Y = torch.empty(64), torch.empty(64)
-N = 3 * 16
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gistkit
@@ -11,6 +10,7 @@ from gistkit.kernels.layout import FORMS
 from gistkit.nn import norm
 from gistkit.nn.norm import Factors
 from gistkit.runtime.rebuild import arithmetic
+from tests.support.graphs import Residual
 from tests.support.nn_cases import same_bits
 
 
@@ -34,17 +34,6 @@ def _exact(x, mean, invstd, weight, bias):
     return y if bias is None else y + over(bias)
 
 
-class Block(nn.Module):
-    def __init__(self, down):
-        super().__init__()
-        self.a, self.b = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.down = nn.Sequential(nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)) if down else nn.Identity()
-        self.one, self.two = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        return F.relu(self.two(self.b(F.relu(self.one(self.a(x))))) + self.down(x))
-
-
 def step(model, x):
     loss = model(x).square().mean()
     loss.backward()
@@ -53,7 +42,7 @@ def step(model, x):
 
 @pytest.mark.parametrize("wrong", [False, True])
 def test_a_training_step_rebuilds_in_one_pass_where_that_is_exact(wrong, monkeypatch):
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), Block(True), Block(False), nn.Conv2d(8, 2, 1))
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Residual(project=True), Residual(), nn.Conv2d(8, 2, 1))
     x = torch.randn(4, 3, 34, 34)
     want = step(model, x)
     monkeypatch.setattr(arithmetic, "rebuild_candidates", lambda x: [*norm.KERNEL_CANDIDATES, norm._fused])

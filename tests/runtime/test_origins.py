@@ -21,6 +21,10 @@ CHANGES = {
     "rounded": lambda y: y.bfloat16().float(),
     "transposed": lambda y: y.transpose(2, 3),
 }
+TURNS = [
+    ("norm", "scaled"), ("norm", "rounded"), ("branch", "mixed"), ("branch", "scaled in place"), ("identity", "scaled"),
+    ("identity", "transposed"), ("sum", "scaled in place"), ("sum", "dropped path"), ("order", ""),
+]  # fmt: skip
 
 
 class Block(nn.Module):
@@ -56,12 +60,6 @@ def gradients(model, seed):
     loss = F.cross_entropy(model(x), torch.arange(4))
     loss.backward()
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None), *model.buffers()]
-
-
-TURNS = [
-    ("norm", "scaled"), ("norm", "rounded"), ("branch", "mixed"), ("branch", "scaled in place"), ("identity", "scaled"),
-    ("identity", "transposed"), ("sum", "scaled in place"), ("sum", "dropped path"), ("order", ""),
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("turn", "inplace"), [(turn, bool(i % 2)) for i, turn in enumerate(TURNS)])

@@ -1,5 +1,4 @@
-"""Peaks measured on the CPU: of plans with transfers, where a copy on the host is memory that LiveBytes does not see;
-what is decoded for a segment that runs anew, in passing, gone before the task at which it starts makes anything."""
+"""Peaks measured on the CPU: of plans with transfers, and of what is decoded for a segment that runs anew."""
 
 import copy
 import gc

@@ -1,5 +1,4 @@
-"""What a loop holds until its step ends: the model's outputs and what leads to those that no loss reads, gradients of
-inputs, weights that are made in the step, gradients that a library makes unasked. Budgets count all of it."""
+"""Budgets count what a loop holds until its step ends: outputs, gradients of inputs, weights made in the step."""
 
 import copy
 
@@ -15,14 +14,19 @@ from tests.support.nn_cases import same_bits
 from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, steady_peak_bytes
 from tests.support.plan_cases import LINKED
 
+FROZEN = {
+    "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
+    "all but the last": lambda name: not name.startswith("7."),
+    "all but the first": lambda name: name != "0.weight",
+}
+
 
 def conv(i, o, k=3):
     return nn.Conv2d(i, o, k, padding=k // 2)
 
 
 class Head(nn.Module):
-    """A segmentation head as wide as anything before it, and what else models return beside; or branches that lead
-    nowhere, alive until the forward ends, which save what no backward reads."""
+    """A segmentation head, and what else models return beside it; or branches that lead nowhere."""
 
     def __init__(self, kind):
         super().__init__()
@@ -60,8 +64,7 @@ def peaks(model, loss_fn, x, y):
 
 
 def assert_kept(model, loss_fn, x, y):
-    """The plain step to the byte; the least budget kept, and predicted to the byte but for the first step's
-    comparing."""
+    """The least budget is kept, and predicted to the byte but for the first step's comparing; plain to the byte."""
     ask = {"loss_fn": loss_fn, "density": 1.0}
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
     costs = cost_table(graph, hardware("cpu"), density=1.0)
@@ -112,13 +115,6 @@ def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
     assert gistkit.plan(model, x.detach(), y, budget=least[1], **ask).sub_batches > 1
     with pytest.raises(gistkit.PlanMismatchError, match="inputs that need gradients"):
         gistkit.step(gistkit.compress(model, plan), F.cross_entropy, x.detach(), y)
-
-
-FROZEN = {
-    "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
-    "all but the last": lambda name: not name.startswith("7."),
-    "all but the first": lambda name: name != "0.weight",
-}
 
 
 @pytest.mark.parametrize("part", FROZEN)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import gistkit
-from tests.support.models import Checkpointed
+from tests.support.models import Call, Checkpointed
 from tests.support.peaks import densities_of, least_plan, peaks_of_steps, unchecked_peak
 
 
@@ -61,8 +61,6 @@ LAYERS = {
     "checkpoint": lambda: [conv(), nn.ReLU(), again(False), conv(), nn.ReLU()],
     "reentrant checkpoint": lambda: [conv(), nn.ReLU(), again(True), conv(), nn.ReLU()],
 }
-
-
 LAYOUTS = {
     "a ReLU": lambda: [conv(), nn.ReLU(), conv(1), nn.ReLU(), last()],
     "a ReLU in place": lambda: [conv(), nn.ReLU(inplace=True), conv(), nn.ReLU(inplace=True), last()],
@@ -73,20 +71,6 @@ LAYOUTS = {
     "ReLUs without gradients": lambda: [nn.ReLU(), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1)],
     "small maps, channels_last": lambda: [last(), nn.ReLU(), conv(1), nn.ReLU(), conv(1, 4)],
 }
-
-
-class Net(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers, self.last = nn.Sequential(*layers), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x):
-        return self.last(self.layers(x)).square().mean()
-
-
-class Summed(nn.Sequential):
-    def forward(self, x):
-        return super().forward(x).sum()
 
 
 def assert_kept(model, x, density=None):
@@ -106,7 +90,10 @@ def assert_kept(model, x, density=None):
 @pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation:UserWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name):
-    model, x = Net(LAYERS[name]()), torch.randn(4, 8, 24, 24)
+    model, x = (
+        nn.Sequential(*LAYERS[name](), nn.Conv2d(8, 4, 1), Call(lambda y: y.square().mean())),
+        torch.randn(4, 8, 24, 24),
+    )
     twin = assert_kept(model, x)
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs if a.requires_grad)
@@ -114,6 +101,6 @@ def test_every_layer(name):
 
 @pytest.mark.parametrize(("name", "last"), [(name, bool(i % 2)) for i, name in enumerate(LAYOUTS)])
 def test_every_layout(name, last):
-    model, x = Summed(*LAYOUTS[name]()), torch.randn(4, 8, 16, 16)
+    model, x = nn.Sequential(*LAYOUTS[name](), Call(torch.sum)), torch.randn(4, 8, 16, 16)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     assert_kept(model, x, 1.0 if "dropout" in name else None)  # a dropout draws other zeros at every step

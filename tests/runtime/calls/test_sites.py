@@ -12,7 +12,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.live import LiveBytes
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
-from tests.support.nn_cases import same_bits
+from tests.support.training import assert_same_gradients
 
 
 class Seen(nn.Module):
@@ -189,16 +189,7 @@ class Gated(nn.Module):
 
 
 def test_a_gate_reads_the_stash_of_what_it_scales():
-    plain = Gated().train()
-    ours = gistkit.compress(copy.deepcopy(plain))
-    for seed in range(4):
-        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-        grads = []
-        for model in (plain, ours):
-            model.zero_grad()
-            model(x).sum().backward()
-            grads.append([p.grad for p in model.parameters()])
-        assert all(map(same_bits, *grads))
+    ours = assert_same_gradients(Gated(), lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
     engine = ours.forward.engine
     (sites,) = engine._sites.values()
     assert [type(s).__name__ for s in sites._sites if type(s.ref()) is Gate] == ["Reading"] * 3

@@ -24,8 +24,7 @@ SCARCE, PLENTY = (12_000, 30_000), (60_000, 60_000)
 
 
 class Step(NamedTuple):
-    """``what`` is done with the parcel of number ``which``, counted from the newest; ``size`` and ``on`` are a put's
-    and the stream that is current."""
+    """What is done with which parcel, counted from the newest; ``size`` is a put's, ``on`` the current stream."""
 
     what: str
     which: int
