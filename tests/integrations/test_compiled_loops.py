@@ -1,5 +1,4 @@
-"""Other libraries' loops that compile the model, each with one line of gistkit, on the CPU. What a loop does to a model
-and its calls is not in the graphs' code: the partitioned graphs run as they are."""
+"""Other libraries' loops that compile the model, on the CPU: the partitioned graphs run as they are."""
 
 import pytest
 import torch

@@ -29,6 +29,7 @@ CONVOLUTIONS = {
     "same, uneven": ((2, 4, 6, (2, 4)), (1, "same", 1, 1)),
     "valid": ((2, 4, 6, 3), (2, "valid", 1, 1)),
 }
+LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
 
 
 def _operands(case, dtype, x_layout="contiguous", weight_layout="contiguous", bias=True, special=False):
@@ -108,9 +109,6 @@ def test_coded_inputs(codec, layout):
     assert_same(rectified(own), rectified(plain), operands)
     flat = [planted((6, 5)).requires_grad_(), planted((4, 5)).requires_grad_(), None]
     assert_same(lambda *t: functional.linear(*t, keep=keep), F.linear, flat)
-
-
-LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
 
 
 @pytest.mark.parametrize("shape", LINEARS)

@@ -30,6 +30,7 @@ from gistkit.training.device_images import epoch_seed
 from gistkit.training.loop import share_of_rate
 
 HERE = "tests.training.test_accuracy"
+SETTINGS = {"model": f"{HERE}:normed", "schemes": ("fp32",), "seeds": 1, "epochs": 3, "batch": 256, "lr": 0.05}
 
 
 def normed(num_classes):
@@ -52,9 +53,6 @@ def deep():
     for width in (3, 16, 16, 16, 16):
         layers += [nn.Conv2d(width, 16, 3, padding=1), nn.ReLU(inplace=True)]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
-
-
-SETTINGS = {"model": f"{HERE}:normed", "schemes": ("fp32",), "seeds": 1, "epochs": 3, "batch": 256, "lr": 0.05}
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +95,7 @@ def error(name):
 
 
 def test_errors_are_ordered_as_theory_says():
-    """Delayed rounding leaves the forward exact, so it errs less than immediate rounding; a scale keeps what is below
-    the least normal number; a bit less is an error more."""
+    """Delayed rounding errs less than immediate one; a scale helps; a bit less is an error more."""
     found = {n: error(n) for n in ("fp16", "fp10", "fp8", "fp8s")}
     at_once = {n: error(f"immediate:{n}") for n in ("fp8", "fp8s")}
     assert all(0 < found[n] < at_once[n] for n in at_once)
@@ -376,10 +373,8 @@ def test_densities_are_counted_and_feed_a_plan(tmp_path):
     assert {name: first[name]["density"] for name in counted} == pytest.approx(counted)
     for r in rows:
         n, d = r["elements"], r["density"]
-        assert (
-            graph.storages[r["storage"]].shape.count(256)
-            and n == torch.Size(graph.storages[r["storage"]].shape).numel()
-        )
+        shape = graph.storages[r["storage"]].shape
+        assert shape.count(256) and n == torch.Size(shape).numel()
         assert r["zvc"] == pytest.approx(4 * n / (130 * -(-n // 1024) + 4 * round(d * n)))
         assert r["csr"] == pytest.approx(4 * n / (2 * -(-n // 256) + 5 * round(d * n)))
     density = {r["storage"]: r["density"] for r in rows if r["step"] == 4}

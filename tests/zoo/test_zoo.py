@@ -34,6 +34,12 @@ PARAMETERS = {
     "resnet509": (None, 5_203_034),
     "resnet1202": (None, 19_421_274),
 }
+# One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
+TRAINED = ("alexnet", "nin", "resnet18", "squeezenet", "googlenet")
+
+
+# Which image sizes work is up to stem and head, which these share with shallower ones of their family.
+DEEP = {*("resnet101", "resnet152", "resnet509", "resnet1202"), *("vgg101", "vgg116", "vgg216", "vgg316", "vgg416")}
 
 
 def parameters(model: nn.Module) -> int:
@@ -94,14 +100,6 @@ def test_deep_vgg_counts_by_hand():
     assert counts["vgg101"] == counts["vgg19"] + 16 * sum(one) + sum(one[3:])
     for hundreds, name in enumerate(("vgg116", "vgg216", "vgg316", "vgg416"), 1):
         assert counts[name] == counts["vgg16"] + hundreds * 20 * sum(one)
-
-
-# One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
-TRAINED = ("alexnet", "nin", "resnet18", "squeezenet", "googlenet")
-
-
-# Which image sizes work is up to stem and head, which these share with shallower ones of their family.
-DEEP = {*("resnet101", "resnet152", "resnet509", "resnet1202"), *("vgg101", "vgg116", "vgg216", "vgg316", "vgg416")}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - DEEP))

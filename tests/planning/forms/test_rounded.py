@@ -1,5 +1,4 @@
-"""Who may be given rounded values: no divisor, power or logarithm, whatever its input comes back from, and no ReLU
-without a mask of its own."""
+"""Who may be given rounded values: no divisor, power or logarithm, and no ReLU without a mask of its own."""
 
 import copy
 import random
@@ -24,6 +23,7 @@ from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal_state import choices
 
 X = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
 
 
 class Blocks(nn.Module):
@@ -45,9 +45,6 @@ class Blocks(nn.Module):
 def net(read, count=4, channels=8):
     torch.manual_seed(0)
     return Blocks(read, count, channels)
-
-
-STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
 
 
 def rounded(plan, storage, above=()):
