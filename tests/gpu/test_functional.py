@@ -1,5 +1,4 @@
-"""gistkit.functional on a CUDA device against PyTorch's own there; pools, which PyTorch adds up in any order on CUDA,
-against PyTorch's on the CPU."""
+"""gistkit.functional against PyTorch's on CUDA; pools, which CUDA adds up in any order, against the CPU's."""
 
 import pytest
 import torch

@@ -77,11 +77,8 @@ def test_a_small_card():
 def test_channels_last_and_the_workspace_of_convolutions():
     """cuDNN copies contiguous maps for its tensor cores: the trial in channels_last takes what a step there does."""
     layers = torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1)
-    model, x, last = (
-        torch.nn.Sequential(*layers).cuda(),
-        torch.randn(64, 3, 224, 224, device="cuda"),
-        torch.channels_last,
-    )
+    model, last = torch.nn.Sequential(*layers).cuda(), torch.channels_last
+    x = torch.randn(64, 3, 224, 224, device="cuda")
     times = gistkit.measure(model, x)
     most = max(times.workspace_bytes.values())
     there = gistkit.measure(model.to(memory_format=last), x.contiguous(memory_format=last))

@@ -1,5 +1,4 @@
-"""Training within forecasts on a CUDA device: the host runs far ahead and waits for nothing, in little memory, and what
-was denser than forecast comes back through the host's memory."""
+"""Training within forecasts on CUDA: the host waits for nothing; what was denser comes back through its memory."""
 
 import gc
 from collections.abc import Iterator

@@ -26,8 +26,7 @@ def conv_ways(seconds=1.0, workspace=WORKSPACE):
 
 
 def costs_of(graph, on=None, densities=None, workspace=0, largest=2**10):
-    """One second a task; convolutions get three algorithms where there is a workspace, which maps of more than
-    ``largest`` rows do not need."""
+    """One second a task; convolutions of at most ``largest`` rows get three algorithms where there is a workspace."""
 
     def ways(task):
         if not (task.conv and workspace):

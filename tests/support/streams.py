@@ -33,8 +33,7 @@ class Block:
 
 
 class Streams:
-    """The backend. ``pace``: the share of calls at which something runs; ``device_bytes``, ``host_bytes``: what there
-    is of either memory."""
+    """The backend. ``pace``: the share of calls at which something runs."""
 
     device = torch.device("cpu")
     d2h, h2d = "d2h", "h2d"
