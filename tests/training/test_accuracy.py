@@ -73,9 +73,6 @@ def settings(**changes):
     return AccuracySettings(**{**SETTINGS, **changes})
 
 
-# What a scheme rounds
-
-
 @cache
 def step(name):
     """(loss, gradients by parameter) of one step on digits-like images under a scheme."""
@@ -151,9 +148,6 @@ def test_schemes_follow_the_codecs():
         scheme("immediate:fp9")
 
 
-# Images on the device
-
-
 def random_images(count, size=6):
     pixels = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     names = tuple(map(str, range(count)))
@@ -199,9 +193,6 @@ def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
     assert [len(x) for x, _ in parts] == [4, 4, 2]
     assert torch.equal(torch.cat([x for x, _ in parts]), normalised(pixels))
     assert torch.equal(torch.cat([y for _, y in parts]), images.labels)
-
-
-# Runs
 
 
 def figures(folder):
@@ -304,9 +295,6 @@ def test_digits_are_learnt_under_rounding(tmp_path):
         assert len(result.curves[0]) == 3 and result.curves[0][-1] == result.accuracies[0]
 
 
-# What is wrong shows before training
-
-
 def test_images_to_test_on_and_for_a_batch_are_asked_for(tmp_path):
     def save(name, count):
         (tmp_path / name / "ape").mkdir(parents=True)
@@ -335,9 +323,6 @@ def test_bad_settings_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text("no JSON\n")
     with pytest.raises(ValueError, match=r"rows.jsonl must hold a JSON row a line .*; remove it, or name another"):
         Accuracy(settings(), tmp_path)
-
-
-# Verdicts and densities
 
 
 def test_the_verdict_is_welchs():
