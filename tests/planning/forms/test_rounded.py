@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gistkit
@@ -21,30 +20,19 @@ from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal_state import choices
+from tests.support.models import Call
 
 X = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(0))
 STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
 
 
-class Blocks(nn.Module):
-    """Convolution, batch norm, ReLU; what ``read`` makes of it goes into the next."""
-
-    def __init__(self, read, count=4, channels=8):
-        super().__init__()
-        self.read, self.stem = read, nn.Conv2d(3, channels, 3, padding=1)
-        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(count))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(count))
-
-    def forward(self, x):
-        h = self.stem(x)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            h = self.read(F.relu(norm(conv(h))))
-        return h.mean((2, 3)).pow(2).sum()
-
-
 def net(read, count=4, channels=8):
+    """Convolution, batch norm, ReLU; what ``read`` makes of it goes into the next."""
     torch.manual_seed(0)
-    return Blocks(read, count, channels)
+    layers = [nn.Conv2d(3, channels, 3, padding=1)]
+    for _ in range(count):
+        layers += nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), Call(read)
+    return nn.Sequential(*layers, Call(lambda h: h.mean((2, 3)).pow(2).sum()))
 
 
 def rounded(plan, storage, above=()):
