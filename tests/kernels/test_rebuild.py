@@ -24,14 +24,10 @@ def test_a_form_is_the_arithmetic_that_it_says(form, given):
         assert same_bits(y, norm._fused(x, mean, invstd, weight, bias))
     # five roundings of numbers below 2**6
     wide = [None if v is None else v.double() for v in (mean, invstd, weight, bias)]
-    assert torch.allclose(y.double(), _exact(x, *wide), atol=2e-5)
-
-
-def _exact(x, mean, invstd, weight, bias):
-    over = lambda v: v.view(1, -1, 1, 1)  # noqa: E731
-    y = (x.double() - over(mean)) * over(invstd)
-    y = y if weight is None else y * over(weight)
-    return y if bias is None else y + over(bias)
+    mean, invstd, weight, bias = (None if v is None else v.view(1, -1, 1, 1) for v in wide)
+    exact = (x.double() - mean) * invstd
+    exact = exact if weight is None else exact * weight
+    assert torch.allclose(y.double(), exact if bias is None else exact + bias, atol=2e-5)
 
 
 def step(model, x):

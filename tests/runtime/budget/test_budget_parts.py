@@ -67,10 +67,6 @@ def twice(m, x):
     return F.relu(m.b(F.relu(m.b(m.first(x))))).mean((2, 3))
 
 
-def after_tokens(m, tokens, x):
-    return F.gelu(torch.cat([tokens, x], 1) @ m.w).mean(1)
-
-
 NETS = {
     "a residual without a norm": lambda: Net(residual),
     "weight norm": lambda: Net(twice, parametrizations.weight_norm(conv(3))),
@@ -80,7 +76,7 @@ NETS = {
 }  # fmt: skip
 SEQUENCES = {
     "a repeated token": lambda: Net(
-        lambda m, x: after_tokens(m, m.t.repeat(len(x), 1, 1).tanh(), x),
+        lambda m, x: F.gelu(torch.cat([m.t.repeat(len(x), 1, 1).tanh(), x], 1) @ m.w).mean(1),
         t=parameter(CHANNELS, CHANNELS), w=parameter(CHANNELS, CHANNELS),
     ),
     "places looked up for every row": lambda: Net(
