@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import gistkit
+from tests.support.graphs import Apply
 from tests.support.models import Call, Checkpointed
 from tests.support.peaks import densities_of, least_plan, peaks_of_steps, unchecked_peak
 
@@ -24,17 +25,15 @@ def last(kernel=1):
     return conv(kernel).to(memory_format=torch.channels_last)
 
 
-class Attention(nn.Module):
+def attend(m, x):
     """Of the pixels with themselves: where query, key and value are one object PyTorch forms them in one product."""
+    pixels = x[..., :12, :12].flatten(2).transpose(1, 2)
+    pixels = pixels + m[0](pixels, pixels, pixels, need_weights=False)[0]
+    return pixels.transpose(1, 2).reshape(-1, 8, 12, 12)
 
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
-    def forward(self, x):
-        pixels = x[..., :12, :12].flatten(2).transpose(1, 2)
-        pixels = pixels + self.attention(pixels, pixels, pixels, need_weights=False)[0]
-        return pixels.transpose(1, 2).reshape(-1, 8, 12, 12)
+def attention():
+    return Apply(attend, nn.MultiheadAttention(8, 2, batch_first=True))
 
 
 def again(reentrant):
@@ -56,7 +55,7 @@ LAYERS = {
     "activations in place": lambda: [conv(), nn.ReLU6(True), conv(), nn.Hardswish(True), conv(), nn.ELU(inplace=True)],
     "dilated, strided, transposed": lambda: [nn.Conv2d(8, 8, 3, 2, 2, 2), nn.ReLU(), nn.ConvTranspose2d(8, 8, 4, 2, 1)],
     "upsampled": lambda: [conv(), nn.ReLU(), nn.AvgPool2d(3, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")],
-    "attention": lambda: [nn.ReLU(), Attention(), nn.ConvTranspose2d(8, 8, 2, 2), conv(), nn.ReLU()],
+    "attention": lambda: [nn.ReLU(), attention(), nn.ConvTranspose2d(8, 8, 2, 2), conv(), nn.ReLU()],
     "activations in place on a view": lambda: [conv(), nn.InstanceNorm2d(8), nn.ReLU(True), conv(), nn.SiLU(True)],
     "checkpoint": lambda: [conv(), nn.ReLU(), again(False), conv(), nn.ReLU()],
     "reentrant checkpoint": lambda: [conv(), nn.ReLU(), again(True), conv(), nn.ReLU()],

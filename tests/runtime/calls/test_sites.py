@@ -12,6 +12,7 @@ from torch import nn
 import gistkit
 from gistkit.runtime.live import LiveBytes
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
+from tests.support.models import Call
 from tests.support.training import assert_same_gradients
 
 
@@ -174,22 +175,11 @@ class Gate(nn.Module):
         return x * self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid()
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Gate())
-            for i in range(3)
-        )
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.mean((1, 2, 3))
-
-
 def test_a_gate_reads_the_stash_of_what_it_scales():
-    ours = assert_same_gradients(Gated(), lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
+    convs = (nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1) for i in range(3))
+    layers = (m for conv in convs for m in (conv, nn.BatchNorm2d(16), nn.ReLU(), Gate()))
+    model = nn.Sequential(*layers, Call(lambda x: x.mean((1, 2, 3))))
+    ours = assert_same_gradients(model, lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
     engine = ours.forward.engine
     (sites,) = engine._sites.values()
     assert [type(s).__name__ for s in sites._sites if type(s.ref()) is Gate] == ["Reading"] * 3
