@@ -1,5 +1,4 @@
-"""One of two processes that train the same networks plain and compressed, under DistributedDataParallel and under
-fully_shard; what each step gave goes into a file. Run by tests/integrations/test_distributed.py."""
+"""One of two processes that train networks plain and compressed under DistributedDataParallel and fully_shard."""
 
 import contextlib
 from datetime import timedelta

@@ -95,8 +95,7 @@ def thinned(data, listed):
 
 
 def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words):
-    """A plan for a budget between the least and the most of ``runs`` (peak, seconds), a refusal below the least.
-    ``exact``: the runs are all that there is."""
+    """A plan for a budget between the least and the most of ``runs`` (if ``exact``: of all), a refusal below."""
     least, most = min(p for p, _ in runs), max(p for p, _ in runs)
     budget = least + round(share * (most - least))
     best = min(s for p, s in runs if p <= budget)

@@ -74,8 +74,7 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
 
 
 def wide(channels, again):
-    """Of three maps the last two come back from the first, before a task that makes a gradient; ``again``: the first is
-    read once more by what starts them."""
+    """Of three maps the last two come back from the first; ``again``: what starts them reads it once more."""
 
     def forward(m, x):
         source = torch.relu(m[0](x))

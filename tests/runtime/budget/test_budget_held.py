@@ -129,8 +129,7 @@ def test_frozen_parts(part):
 
 @pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
 def test_one_that_is_used_several_times_keeps_a_budget(fidelity):
-    """A linear with more parameters than activations, whose weight's gradients are summed when the node that made them
-    has let go of its bias's."""
+    """A large linear, whose weight's gradients are summed when the node that made them has let go of its bias's."""
     again = nn.Linear(64, 64)
     model = nn.Sequential(again, nn.ReLU(), again, nn.Tanh(), again, nn.ReLU(), again, nn.Tanh(), nn.Linear(64, 3))
     x, y = torch.randn(32, 64), torch.arange(32) % 3
