@@ -1,5 +1,4 @@
-"""Addresses of the kernels that walk a tensor by their program's number: 64 bits from the number on, so that none wraps
-past 2**31 elements. tests/gpu has tensors of that size; pools and rebuilds have tests of their own."""
+"""Kernels that walk a tensor by their program's number have addresses of 64 bits from that number on."""
 
 import re
 

@@ -21,17 +21,14 @@ VECTOR = {"fp32": 4, "bf16": 8, "fp16": 8}
 BACKWARD_BUDGET = {2: 12, 3: 18}
 
 
-def _signature(fn, dtype: str, constexprs: dict) -> dict[str, str]:
+def _compile(fn, dtype: str, capability: int, **constexprs):
     def kind(name: str) -> str:
         if name.endswith("_ptr"):
             return "*u8" if name == "codes_ptr" else "*" + dtype
         return "i64" if name.startswith("by_") else "i32"
 
-    return {name: kind(name) for name in fn.arg_names if name not in constexprs}
-
-
-def _compile(fn, dtype: str, capability: int, **constexprs):
-    compiled = compile_kernel(fn, _signature(fn, dtype, constexprs), constexprs, capability)
+    signature = {name: kind(name) for name in fn.arg_names if name not in constexprs}
+    compiled = compile_kernel(fn, signature, constexprs, capability)
     assert compiled.stack_bytes == compiled.ptx.count(".f64") == 0
     return compiled
 

@@ -31,20 +31,18 @@ READERS = {"zvc": zvc_decode_kernel, "csr": csr_decode_kernel}
 BACKWARDS = {"zvc": zvc_backward_kernel, "csr": csr_backward_kernel}
 
 
-def compiled(
-    kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", packed=True, wide=True, spill=False
-) -> Compiled:
+def compiled(kernel, dtype: str, capability: int = 90, fmt="raw", scaling="none", spill=False) -> Compiled:
     name = kernel.fn.__name__
     bits = "*i32" if dtype == "fp32" else "*i16"
-    values = bits if fmt == "raw" else "*i32" if fmt == "fp10" and "encode" not in name and packed else CODES[fmt]
+    values = bits if fmt == "raw" else "*i32" if fmt == "fp10" and "encode" not in name else CODES[fmt]
     x = f"*{dtype}" if "decode" in name and fmt != "raw" else bits
     kinds = {
         **{"x_ptr": x, "values_ptr": values, "counts_ptr": "*i16", "columns_ptr": "*u8"},
-        **{"ends_ptr": "*i64" if packed else "*i16", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
+        **{"ends_ptr": "*i64", "exponents_ptr": "*u8", "n": "i32", "plane": "i32"},
         **{"marks_ptr": "*u8", "spill_ptr": "*u8", "columns_at": "i32", "grad_ptr": bits, "out_ptr": bits},
     }
-    settings = {"FMT": fmt, "SCALING": scaling, "PACKED": packed, "DTYPE": DTYPE[dtype], "ASM": capability}
-    settings |= {"WIDE": wide, "WHOLE": wide, "GRAD_WIDE": wide, "PIECES": CSR_PIECES[fmt], "SPILL": spill}
+    settings = {"FMT": fmt, "SCALING": scaling, "PACKED": True, "DTYPE": DTYPE[dtype], "ASM": capability}
+    settings |= {"WIDE": True, "WHOLE": True, "GRAD_WIDE": True, "PIECES": CSR_PIECES[fmt], "SPILL": spill}
     constexprs = {a: settings[a] for a in kernel.arg_names if a in settings}
     signature = {a: kinds[a] for a in kernel.arg_names if a not in settings}
     c = compile_kernel(kernel, signature, constexprs, capability, num_warps=1)

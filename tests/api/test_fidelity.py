@@ -32,11 +32,6 @@ def data(size=16):
     return torch.randn(4, 3, size, size, generator=generator), torch.arange(4)
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
 def test_the_planted_layer_is_named_first():
     x, y = data(32)
     found = gistkit.fidelity(chain(True), x, y, lossy="fp8", loss_fn=F.cross_entropy)

@@ -11,6 +11,7 @@ from gistkit import zoo
 from gistkit.api.profiling import CLASSES, STASHES, profile_graph, stashed_bytes
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import cost_table
+from tests.support.graphs import Apply
 
 MIB = 2**20
 
@@ -115,18 +116,13 @@ def test_every_byte_has_one_class():
 
 
 def test_a_relu_that_conv_and_pool_read_counts_as_conv():
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Conv2d(3, 4, 1), nn.Conv2d(8, 2, 1)
-
-        def forward(self, x):
-            y = F.relu(self.a(x))
-            joined = torch.cat([y, F.relu(y + 1)], 1)
-            return self.b(joined).sum() + F.max_pool2d(y, 2).sum() + F.max_pool2d(F.relu(x), 2).sum()
+    def forward(m, x):
+        y = F.relu(m[0](x))
+        joined = torch.cat([y, F.relu(y + 1)], 1)
+        return m[1](joined).sum() + F.max_pool2d(y, 2).sum() + F.max_pool2d(F.relu(x), 2).sum()
 
     with torch.device("meta"):
-        model = Both()
+        model = Apply(forward, nn.Conv2d(3, 4, 1), nn.Conv2d(8, 2, 1))
     found = gistkit.profile(model, images(2, 8), hardware="cpu").stashed_bytes
     one = 2 * 4 * 64 * 4
     # y (also through the concatenation), the other ReLU, their concatenation; relu(x) is read by a pool, but needs no

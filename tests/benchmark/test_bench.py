@@ -11,7 +11,7 @@ from gistkit.benchmark.cases import Case, Setting, Workload, codec_cases
 from gistkit.codecs import CODECS
 
 
-def _broken(s: Setting) -> Workload:
+def broken(s: Setting) -> Workload:
     x = torch.zeros(s.numel)
     return Workload(lambda: x, lambda: -x, 1, (s.numel,))
 
@@ -34,7 +34,7 @@ def test_checks_pass_on_the_cpu(case):
         assert measure.check(case, dtype, 0.5, "cpu", seed=0) == ""
 
 
-@pytest.mark.parametrize(("make", "says"), [(_broken, "differs in bits"), (_raising, "RuntimeError: no kernel")])
+@pytest.mark.parametrize(("make", "says"), [(broken, "differs in bits"), (_raising, "RuntimeError: no kernel")])
 def test_what_fails_its_check_is_not_timed(make, says):
     case = Case("wrong", "encode", "codec", make)
     (row,) = measure.rows([(case, torch.float32, 0.5, 0.01)], "cpu", True)

@@ -160,15 +160,12 @@ def test_the_losss_own_gradient_is_no_gradient_map(managed):
 def test_vdnns_accounting_leaves_weight_gradients_out(managed):
     everything = network_wide(managed.graph, managed.costs).total_bytes
     weights = sum(b.nbytes for b in managed.graph.blocks if b.kind == "weight_gradient")
-    assert managed.baseline_bytes("m") == everything - weights - _default_workspace(managed)
+    workspace = max(managed.costs.workspace_bytes(t.index) for t in managed.graph.tasks)
+    assert managed.baseline_bytes("m") == everything - weights - workspace
     assert managed.baseline_bytes("p") / 1e9 == pytest.approx(recorded("vdnn", "AlexNet", "baseline (p)"), rel=1e-3)
     features = managed.baseline_bytes("m", managed=True)
     classifier = 4 * (4096 * 9216 + 4096 + 4096 * 4096 + 4096 + 1000 * 4096 + 1000)
     assert managed.baseline_bytes("m") - features == pytest.approx(classifier, rel=0.06)  # and its small maps
-
-
-def _default_workspace(case):
-    return max(case.costs.workspace_bytes(t.index) for t in case.graph.tasks)
 
 
 def test_gists_breakdown_of_vgg16(encoded):

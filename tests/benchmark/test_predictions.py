@@ -12,6 +12,7 @@ from bench.predictions import CASES, RIVALS, Case, Run, Words, main, ranking, ro
 from gistkit.planning.cost.devices import hardware
 
 FIELDS = {"model", "policy", "budget_bytes", "hardware", "rates", "predicted_s", "measured_s", "ratio"}
+ON_CPU = Run("cpu", hardware("cpu"), False, lambda: False)
 
 
 def small(rows):
@@ -22,9 +23,6 @@ def layers():
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 10)
     )
-
-
-ON_CPU = Run("cpu", hardware("cpu"), False, lambda: False)
 
 
 @pytest.fixture

@@ -10,18 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from gistkit import zoo
 from gistkit.capture import calls
 from gistkit.capture.entry import capture
-from tests.support.graphs import (  # fmt: skip
-    Apply,
-    Functional,
-    Residual,
-    captured,
-    conv,
-    fake_batch,
-    ops,
-    output_of,
-    saves_of,
-    the,
-)
+from tests.support.graphs import Apply, Functional, Residual, captured, conv, fake_batch, ops, output_of, saves_of, the
 
 
 def test_a_chain_call_by_call():

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from gistkit.capture.entry import capture
 from gistkit.planning.cost.times import step_fingerprint
 from tests.support.graphs import Double, captured, conv, fake_batch, ops, output_of, saves_of, the  # fmt: skip
+from tests.support.models import Call
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -93,17 +94,10 @@ def test_what_the_model_puts_away_escapes():
 def test_every_capture_of_a_recurrent_layer_gives_the_same_tasks(layers):
     """Its two biases have one gradient, which is copied for the second, whatever fake tensors remember."""
 
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList(kind(8, 8) for kind in layers)
-
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x)[0]
-            return x
+    def recurrent():
+        return nn.Sequential(*(m for kind in layers for m in (kind(8, 8), Call(lambda out: out[0]))))
 
     FakeTensorMode.cache_clear()
-    graphs = [capture(Recurrent(), (torch.randn(5, 3, 8),), backward=True) for _ in range(3)]
+    graphs = [capture(recurrent(), (torch.randn(5, 3, 8),), backward=True) for _ in range(3)]
     assert len({step_fingerprint(graph) for graph in graphs}) == 1
     assert [t.op for t in graphs[0].tasks].count("accumulate") >= 1

@@ -18,12 +18,8 @@ from tests.support.planning_cases import T, X
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning", "error::UserWarning")
 
 
-def graphs(model):
-    return fx.symbolic_trace(model)
-
-
 def test_a_compressed_graph_module_is_restored_before_it_is_copied():
-    plain = graphs(made())
+    plain = fx.symbolic_trace(made())
     found = plan(plain, budget="85%")
     model = gistkit.compress(copy.deepcopy(plain), found)
     for copied in (copy.deepcopy, pickle.dumps, lambda m: copy.deepcopy(nn.ModuleList([m]))):
@@ -40,7 +36,7 @@ def test_a_compressed_graph_module_is_restored_before_it_is_copied():
 
 def test_a_graph_module_is_captured_with_all_that_it_has():
     """Its own deep copy leaves out what the graph does not name: here parameters of the loss."""
-    model: Any = graphs(made())
+    model: Any = fx.symbolic_trace(made())
     model.scale, model.unused = nn.Parameter(torch.ones(3)), nn.Linear(2, 3)
 
     def loss_fn(out, target):

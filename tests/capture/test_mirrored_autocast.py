@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gistkit
+from tests.support.graphs import Apply
 
 
 def net():
@@ -43,17 +44,10 @@ def test_a_plan_under_the_devices_autocast_is_that_of_its_narrow_tensors(cuda_au
 
 
 def test_operators_that_cudas_autocast_takes_in_fp32_are_so_and_cross_entropy_saves_narrow_logarithms(cuda_autocast):
-    class Norms(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
-
-        def forward(self, x):
-            return self.up(self.norm(self.up(x)).softmax(-1))
-
+    norms = Apply(lambda m, x: m[0](m[1](m[0](x)).softmax(-1)), nn.Linear(8, 8), nn.LayerNorm(8))
     x, y = torch.empty(4, 8, device="meta"), torch.empty(4, dtype=torch.long, device="meta")
     loss = nn.functional.cross_entropy
-    graph = gistkit.capture(Norms().to("meta"), (x,), backward=True, loss_fn=loss, targets=(y,))
+    graph = gistkit.capture(norms.to("meta"), (x,), backward=True, loss_fn=loss, targets=(y,))
     dtypes = {task.op: task.dtype for task in reversed(graph.tasks)}  # a forward's where it has both
     assert dtypes["layer_norm"] == dtypes["softmax"] == dtypes["NllLossBackward0"] == "float32"
     assert dtypes["linear"] == dtypes["LogSoftmaxBackward0"] == "bfloat16"

@@ -1,29 +1,24 @@
 """What cannot be captured, or was put in another argument's place: which part, what it raised, what to do."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from tests.support.graphs import Apply
 from tests.support.planning_cases import T, X, net
+from tests.support.training import assert_same_gradients
+
+STEP = {"backward": True}
+LOSS = r"^loss_fn could not be captured on fake tensors, as a copy of Sequential returned them: "
+CALLED = r"; it is called as loss_fn\(output, \*targets\), a plan's as loss_fn\(model\(batch\[0\]\), \*batch\[1:\]\)$"
+LEAVE = r"or leave the plan out: gistkit.compress\(model\) records a real step$"
+SIZES = r"makes a tensor whose size hangs on values \(indexing by a bool .* use torch.where, or the mask as a factor, "
 
 
 def plan(model=None, *batch, **words):
     return gistkit.plan(model or net(), *(batch or (X, T)), **{"loss_fn": F.cross_entropy, **words})
-
-
-class Apply(nn.Module):
-    """A network, and a function of it."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.net, self.function = net(), function
-
-    def forward(self, x, *others):
-        return self.function(self.net(x), *others)
 
 
 def mine(*_):
@@ -38,13 +33,6 @@ class Undone(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         raise KeyError("undone")
-
-
-STEP = {"backward": True}
-LOSS = r"^loss_fn could not be captured on fake tensors, as a copy of Sequential returned them: "
-CALLED = r"; it is called as loss_fn\(output, \*targets\), a plan's as loss_fn\(model\(batch\[0\]\), \*batch\[1:\]\)$"
-LEAVE = r"or leave the plan out: gistkit.compress\(model\) records a real step$"
-SIZES = r"makes a tensor whose size hangs on values \(indexing by a bool .* use torch.where, or the mask as a factor, "
 
 
 @pytest.mark.parametrize(
@@ -76,17 +64,12 @@ def test_sparse_gradients_have_no_storage_to_plan():
 
 
 def test_a_size_that_hangs_on_values():
-    model = Apply(lambda out: out[out > 0].sum())
+    model = Apply(lambda m, x: (out := m[0](x))[out > 0].sum(), net())
     forward = r"^the forward of Apply could not be captured on a copy of it: "
     with pytest.raises(gistkit.CaptureError, match=forward + r"DynamicOutputShapeException: .*; the forward " + SIZES):
         gistkit.plan(model, X)
     # without a plan the first step is recorded, as the error says
-    twin = gistkit.compress(copy.deepcopy(model))
-    for m in (model, twin):
-        for _ in range(2):
-            m.zero_grad()
-            m(X).backward()
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert_same_gradients(model, lambda m, _: m(X), steps=2)
 
 
 @pytest.mark.parametrize(

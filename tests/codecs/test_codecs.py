@@ -1,7 +1,5 @@
 """Laws over all CODECS, and what each refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

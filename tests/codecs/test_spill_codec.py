@@ -1,7 +1,5 @@
 """Sparse encodings in arrays of a forecast capacity, with a spill for the rest: the same bits as any other way."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gistkit import cli
-from gistkit.benchmark.cases import Case, Workload
+from gistkit.benchmark.cases import Case
 from gistkit.commands import bench
 from gistkit.version import VERSION
+from tests.benchmark.test_bench import broken
 
 QUICK = ["bench", "--device", "cpu", "--quick", "--sizes-mib", "0.05"]
 
@@ -39,10 +40,6 @@ def test_default_is_every_codec_on_little_data():
 
 
 def test_wrong_bits_are_status_one_and_no_time(monkeypatch, capsys):
-    def broken(s):
-        x = torch.zeros(s.numel)
-        return Workload(lambda: x, lambda: -x, 1, (s.numel,))
-
     monkeypatch.setattr(bench, "codec_cases", lambda: [Case("mask1", "encode", "codec", broken)])
     assert cli.main(QUICK) == 1
     shown = capsys.readouterr()

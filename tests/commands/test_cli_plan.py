@@ -1,5 +1,4 @@
-"""``gistkit profile`` and ``gistkit plan`` as a user meets them: tables, files, pictures, exit status, one line for
-wrong input."""
+"""``gistkit profile`` and ``gistkit plan`` as a user meets them: tables, files, pictures, exit status."""
 
 import json
 import re
@@ -36,10 +35,6 @@ def made():
     return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(64 * 8**2, 10))
 
 
-def rgb(colour):
-    return tuple(int(colour[i : i + 2], 16) for i in (1, 3, 5))
-
-
 def colours_of(picture):
     with Image.open(picture) as image:
         assert image.size == (1350, 840)
@@ -54,7 +49,8 @@ def test_profile(tmp_path, capsys):
     assert all(text in shown.out for text in texts)
     raw = json.loads(numbers.read_text())
     assert raw["batch"] == 4 and raw["stashed_bytes"]["relu_pool"] == 4 * 16 * 32 * 32 * 4
-    assert {rgb(CLASS_COLOURS[name]) for name in ("weights", "stashed", "gradient_maps")} <= colours_of(picture)
+    colours = [bytes.fromhex(CLASS_COLOURS[name][1:]) for name in ("weights", "stashed", "gradient_maps")]
+    assert set(map(tuple, colours)) <= colours_of(picture)
 
 
 def test_plan(tmp_path, capsys):

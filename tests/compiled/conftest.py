@@ -1,10 +1,27 @@
 """Of small networks all rebuilds are made, whatever time they take; test_time.py has the share of time."""
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
-from gistkit.compiled import moves
+from gistkit.compiled import moves, partitioner
 
 
 @pytest.fixture(autouse=True)
 def all_rebuilds(monkeypatch):
     monkeypatch.setattr(moves, "TIME_SHARE", float("inf"))
+
+
+@pytest.fixture
+def fresh():
+    """Nothing is compiled yet, and nothing stays."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    for module in (moves, partitioner):
+        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)

@@ -11,8 +11,11 @@ from torch.utils.checkpoint import checkpoint
 import gistkit
 from tests.support.compiled_cases import assert_same, graphs_run_as_they_are, step
 
+pytestmark = pytest.mark.usefixtures("fresh")
 WIDTH = 64
 X = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(1))
+# PyTorch's own, of a compiled part whose input is another part's output
+between_parts = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
 class Block(nn.Module):
@@ -37,22 +40,10 @@ def loss_of(model, x, _):
     return model(x).square().mean()
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.fixture
 def no_code():
     with graphs_run_as_they_are():
         yield
-
-
-# PyTorch's own, of a compiled part whose input is another part's output
-between_parts = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
 def compare(model, **words):

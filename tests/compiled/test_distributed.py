@@ -1,5 +1,4 @@
-"""Two processes on the CPU: steps compiled with gistkit under DistributedDataParallel and fully_shard have the bits of
-torch.compile, in fewer bytes. The partitioned graphs run as they are: Inductor would write the code of one process."""
+"""Two processes on the CPU: compiled steps under DDP and fully_shard have torch.compile's bits, in fewer bytes."""
 
 from tests.support.nn_cases import same_bits
 from tests.support.two_processes import results_of

@@ -14,7 +14,9 @@ import gistkit
 from gistkit.compiled import backend
 from tests.support.compiled_cases import assert_same, loss_of, step
 
+pytestmark = pytest.mark.usefixtures("fresh")
 ROWS = 4
+X, Y = torch.randn(ROWS, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(ROWS)
 
 
 class Halves(nn.Module):
@@ -35,17 +37,6 @@ class Halves(nn.Module):
 def network(whole=True):
     torch.manual_seed(5)
     return Halves(whole)
-
-
-X, Y = torch.randn(ROWS, 3, 16, 16, generator=torch.Generator().manual_seed(1)), torch.arange(ROWS)
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +80,11 @@ def test_graph_breaks_and_two_models(plain):
     assert len(gistkit.report(one).graphs) == 2 and len(gistkit.report(two).graphs) == 1
 
 
-def entry_point():
+def test_the_entry_point_is_the_backend():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     section = text.split('[project.entry-points."torch_dynamo_backends"]')[1]
-    return EntryPoint("gistkit", re.search(r'gistkit = "(.+)"', section)[1], "torch_dynamo_backends")
-
-
-def test_the_entry_point_is_the_backend():
-    assert entry_point().load() is backend
+    named = EntryPoint("gistkit", re.search(r'gistkit = "(.+)"', section)[1], "torch_dynamo_backends")
+    assert named.load() is backend
 
 
 @pytest.mark.parametrize(

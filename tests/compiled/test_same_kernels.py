@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gistkit
-from gistkit.compiled import Settings, moves, partitioner, record
+from gistkit.compiled import Settings, record
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, case, loss_of
 
@@ -15,12 +15,6 @@ with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     from tests.support import gpu_code
 
 from gistkit.compiled.custom import Partitioner
-
-
-@pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    for module in (moves, partitioner):
-        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
 
 
 def laid_out(name, rows):
@@ -64,7 +58,6 @@ def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, nam
 
 
 def test_inductor_compiles_what_keeps_the_kernels(as_on_a_gpu):
-    torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.ReLU()), torch.randn(512, 64)
     x.requires_grad_()
     found = []

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.compiled import Settings, moves, partitioner
+from gistkit.compiled import Settings, moves
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
@@ -67,10 +67,9 @@ def net_of(kind, rows):
 @pytest.mark.parametrize("loss", [loss_of, amp_loss])
 @pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 16), ("perceptron", 2048)])
 @pytest.mark.parametrize("same_kernels", [False, True])
-def test_products_made_anew_have_the_same_bits(monkeypatch, kind, rows, loss, same_kernels):
+def test_products_made_anew_have_the_same_bits(request, kind, rows, loss, same_kernels):
     if same_kernels:
-        for module in (moves, partitioner):
-            monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+        request.getfixturevalue("as_on_a_gpu")
     model, x, y = net_of(kind, rows)
     plain, _ = run(loss, model, [(x, y)], None)
     ours, (graph,) = run(loss, model, [(x, y)], Settings())
@@ -82,9 +81,7 @@ def test_products_made_anew_have_the_same_bits(monkeypatch, kind, rows, loss, sa
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
 @pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 256), ("perceptron", 2048)])
-def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(monkeypatch, kind, rows):
-    for module in (moves, partitioner):
-        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, kind, rows):
     gpu_code.pretend_gpu(monkeypatch)
     plain = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss)
     ours = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss, Partitioner(Settings()))

@@ -1,10 +1,6 @@
 """Calibration and the times of a step on a CUDA device: the link, the tensor cores, events."""
 
-import pytest
-
 from gistkit.profiling.calibration import calibrate
-
-pytestmark = pytest.mark.gpu
 
 
 def test_a_cuda_device():

@@ -8,8 +8,6 @@ from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, plain_nan, same_bits, values_of
 
-pytestmark = pytest.mark.gpu
-
 FIXED = {"bits": torch.bool, "argmax4": torch.uint8, "argmax8": torch.uint8}
 SPARSE = [name for name, c in CODECS.items() if isinstance(c, Sparse)]
 CASES = [(name, dtype) for name in CODECS for dtype in ((FIXED[name],) if name in FIXED else FLOATS)]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import gistkit
 from tests.support.models import relu_chain
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
+pytestmark = pytest.mark.usefixtures("deterministic_cudnn")
 
 BATCH, SIZE, WIDTH, LAYERS = 32, 64, 64, 17
 

@@ -1,5 +1,4 @@
-"""gistkit.functional on a CUDA device against PyTorch's own there; pools, which PyTorch adds up in any order on CUDA,
-against PyTorch's on the CPU."""
+"""gistkit.functional against PyTorch's on CUDA; pools, which CUDA adds up in any order, against the CPU's."""
 
 import pytest
 import torch
@@ -9,8 +8,6 @@ from gistkit import functional
 from gistkit.nn.norm import rebuild_candidates
 from tests.gpu.waiting import no_synchronisation
 from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
-
-pytestmark = pytest.mark.gpu
 
 LAYOUTS = ("contiguous", "channels_last")
 
@@ -141,9 +138,6 @@ def test_autocast(dtype):
 
     operands = [_leaf(s) for s in ((4, 3, 8, 8), (4, 3, 3, 3), (4,), (4,), (5, 64))]
     _assert_same(*(lambda *t, f=f: network(f, *t) for f in (functional, F)), operands)
-
-
-pytestmark = pytest.mark.gpu
 
 
 def test_uses_of_one_weight_are_added_as_pytorch_adds_them():

@@ -12,7 +12,7 @@ import gistkit
 from gistkit.runtime.attach import compressed_forward
 from tests.gpu.waiting import no_synchronisation
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
+pytestmark = pytest.mark.usefixtures("deterministic_cudnn")
 
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step
 

@@ -10,7 +10,6 @@ from tests.gpu.waiting import no_synchronisation
 from tests.support.kernel_laws import assert_integers
 from tests.support.tensors import FLOATS, same_bits, values_of
 
-pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 widths = pytest.mark.parametrize("bits", INT_FORMS.values())
 

@@ -9,7 +9,6 @@ from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.support.kernel_laws import assert_masks
 from tests.support.tensors import FLOATS, bits, sixteen_bit_values, values_of
 
-pytestmark = pytest.mark.gpu
 SIZES = (0, 1, 7, 8, 16, 1000, 2**20, 2**20 + 8, 2**20 + 48, 2**22 + 5)
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 sizes = pytest.mark.parametrize("n", SIZES)

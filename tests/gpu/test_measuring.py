@@ -12,8 +12,6 @@ from gistkit.api.measuring import costs_of
 from gistkit.planning.simulate import simulate
 from gistkit.profiling import card_at_hand
 
-pytestmark = pytest.mark.gpu
-
 
 def step(name="resnet18", batch=16, size=64):
     torch.manual_seed(0)
@@ -78,13 +76,9 @@ def test_a_small_card():
 
 def test_channels_last_and_the_workspace_of_convolutions():
     """cuDNN copies contiguous maps for its tensor cores: the trial in channels_last takes what a step there does."""
-    torch.manual_seed(0)
     layers = torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 64, 3, padding=1)
-    model, x, last = (
-        torch.nn.Sequential(*layers).cuda(),
-        torch.randn(64, 3, 224, 224, device="cuda"),
-        torch.channels_last,
-    )
+    model, last = torch.nn.Sequential(*layers).cuda(), torch.channels_last
+    x = torch.randn(64, 3, 224, 224, device="cuda")
     times = gistkit.measure(model, x)
     most = max(times.workspace_bytes.values())
     there = gistkit.measure(model.to(memory_format=last), x.contiguous(memory_format=last))

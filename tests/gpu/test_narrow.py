@@ -9,7 +9,6 @@ from tests.support.kernel_laws import assert_decodes, assert_narrow
 from tests.support.narrow_values import boundaries
 from tests.support.tensors import FLOATS, same_bits, sixteen_bit_values, values_of
 
-pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 formats = pytest.mark.parametrize("fmt", FLOAT_FORMATS)
 scalings = pytest.mark.parametrize("scaling", SCALINGS)

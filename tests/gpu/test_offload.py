@@ -13,7 +13,6 @@ from gistkit.runtime.offload.pinned import pin, unpin
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import same_bits
 
-pytestmark = pytest.mark.gpu
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes
 MIB = 2**20
 

@@ -22,8 +22,6 @@ from tests.support.pool_cases import (
 )
 from tests.support.tensors import plain_nan, positive_zeros, same_bits
 
-pytestmark = pytest.mark.gpu
-
 LAYOUTS = (torch.contiguous_format, torch.channels_last)
 LARGE_WINDOWS = (*COMMON_WINDOWS, ((3, 3), (1, 1), (1, 1)), ((5, 4), (3, 2), (2, 2)))
 

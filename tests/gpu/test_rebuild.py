@@ -15,7 +15,6 @@ from tests.gpu.waiting import no_synchronisation
 from tests.support.rebuild_cases import SIZES, factors, operands
 from tests.support.tensors import FLOATS, plain_nan, positive_zeros, same_bits
 
-pytestmark = pytest.mark.gpu
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 # ResNet-50's planes, whole and odd numbers of 16-byte accesses
 PLANES = [(64, 112), (256, 56), (512, 28), (1024, 14), (2048, 7)]

@@ -9,7 +9,6 @@ from gistkit.kernels.layout import flat
 from gistkit.nn.norm import Factors
 from gistkit.runtime.stash.verify import same_bits
 
-pytestmark = pytest.mark.gpu
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = ((2, 16, 14, 14), (2, 16, 7, 7), (3, 5, 3, 3))
 

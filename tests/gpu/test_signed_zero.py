@@ -8,7 +8,6 @@ from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, same_bits, values_of
 
-pytestmark = pytest.mark.gpu
 WINDOW = ([3, 3], [2, 2], [1, 1])
 
 

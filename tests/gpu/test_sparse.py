@@ -17,10 +17,10 @@ from tests.support.sparse_cases import (
 )
 from tests.support.tensors import FLOATS, float_values, same_bits, sixteen_bit_values
 
-pytestmark = pytest.mark.gpu
-
 BOTH = pytest.mark.parametrize("codec", STRIDES)
 LENGTHS = (1, 31, 1000, 1023, 1025, 3 * 1024, 1_000_003)
+# below the upper 16 bits of an fp32: both sides of every tie of fp8 and fp10 (at 0), of fp16 (odd multiples of 0x1000)
+LOWER_HALVES = (0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0xEFFF, 0xF000, 0xF001, 0xFFFF)
 
 
 def same_encoding(codec: str, made: tuple, expected: tuple) -> bool:
@@ -50,10 +50,6 @@ def test_kernels_equal_the_oracle(codec, fmt, scaling, dtype, n):
         assert same_bits(decoded(ops, there, moved, codec).cpu(), decoded(reference, case, payload, codec))
         gradient = relu_gradient(ops, there, moved, codec)
         assert same_bits(gradient.cpu(), relu_gradient(reference, case, payload, codec))
-
-
-# below the upper 16 bits of an fp32: both sides of every tie of fp8 and fp10 (at 0), of fp16 (odd multiples of 0x1000)
-LOWER_HALVES = (0, 1, 0xFFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x3001, 0x7FFF, 0x8000, 0xEFFF, 0xF000, 0xF001, 0xFFFF)
 
 
 def every_pattern(dtype: torch.dtype) -> torch.Tensor:

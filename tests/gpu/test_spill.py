@@ -8,15 +8,12 @@ import pytest
 import torch
 
 from gistkit import formats
-from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.codecs import Encoded, Sparse
 from gistkit.kernels.sparse.spill import GROUP, group_slots
+from tests.codecs.test_spill_codec import UNTOUCHED, WITHIN, check_reads
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits
 
-pytestmark = pytest.mark.gpu
-
-WITHIN = {name: c for name, c in CODECS.items() if isinstance(c, Sparse) and c.packs_within}
-UNTOUCHED = 0x5A
 N = 50 * GROUP + 1234
 
 
@@ -51,12 +48,6 @@ def values(n: int, dtype: torch.dtype, codec: Sparse, zeros: float, seed: int = 
     """Negative zeros, NaN and infinities among them; narrow formats get one NaN for all."""
     x = float_values(n, dtype, seed, zeros, False)
     return (x if codec.lossless else plain_nan(x)).cuda()
-
-
-def check_reads(codec: Sparse, encoded: Encoded, plain: Encoded, grad: torch.Tensor) -> None:
-    whole = codec.decode(plain)
-    assert same_bits(codec.decode(encoded), whole)
-    assert same_bits(codec.relu_backward(encoded, grad), codec.relu_backward(plain, grad))
 
 
 @pytest.mark.parametrize("name", WITHIN)

@@ -1,5 +1,4 @@
-"""Training within forecasts on a CUDA device: the host runs far ahead and waits for nothing, in little memory, and what
-was denser than forecast comes back through the host's memory."""
+"""Training within forecasts on CUDA: the host waits for nothing; what was denser comes back through its memory."""
 
 import gc
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from tests.gpu.waiting import no_synchronisation
 from tests.runtime.sparse_sizes.test_spill import lent_bytes
 from tests.support.tensors import same_bits, values_of
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("deterministic_cudnn")]
+pytestmark = pytest.mark.usefixtures("deterministic_cudnn")
 
 DEVICE = "cuda"
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes for a step

@@ -1,13 +1,11 @@
-"""Other libraries' loops that compile the model, each with one line of gistkit, on the CPU. What a loop does to a model
-and its calls is not in the graphs' code: the partitioned graphs run as they are."""
+"""Other libraries' loops that compile the model, on the CPU: the partitioned graphs run as they are."""
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
 import gistkit
-from tests.integrations.cases import BATCH, BATCHES, IMAGES, LABELS, assert_same, network
-from tests.integrations.test_trainer import Rows
+from tests.integrations import test_lightning, test_trainer
+from tests.integrations.cases import BATCHES, assert_same, network
 from tests.support.compiled_cases import graphs_run_as_they_are  # imports Inductor, past its warnings
 
 accelerate = pytest.importorskip("accelerate")
@@ -26,20 +24,10 @@ def saves(report):
     return report.kept_bytes < report.plain_bytes
 
 
-def by_trainer(model, folder):
-    transformers = pytest.importorskip("transformers")
-    arguments = transformers.TrainingArguments(
-        output_dir=folder, num_train_epochs=1, per_device_train_batch_size=BATCH, use_cpu=True, report_to=[],
-        logging_steps=1, disable_tqdm=True, torch_compile=True,
-    )  # fmt: skip
-    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows())
-    trainer.train()
-    return [row["loss"] for row in trainer.state.log_history if "loss" in row], model.state_dict()
-
-
 def test_trainer_with_torch_compile(tmp_path):
     model = gistkit.compress(network())
-    assert_same(by_trainer(network(), tmp_path), by_trainer(model, tmp_path))
+    plain, found = (test_trainer.train(m, tmp_path, torch_compile=True) for m in (network(), model))
+    assert_same(plain, found)
     assert saves(gistkit.report(model))
 
 
@@ -65,33 +53,9 @@ def test_accelerate_with_a_dynamo_plugin():
     assert saves(gistkit.report(model))
 
 
-def by_lightning(net, folder):
-    lightning = pytest.importorskip("lightning")
-
-    class Task(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net, self.losses = net, []
-
-        def training_step(self, batch, _):
-            loss = self.net(*batch)["loss"]
-            self.losses.append(loss.detach())
-            return loss
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-    task, rows = Task(), DataLoader(TensorDataset(IMAGES, LABELS), BATCH)
-    trainer = lightning.Trainer(
-        max_epochs=1, accelerator="cpu", default_root_dir=folder, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(task, rows)
-    return task.losses, task.state_dict()
-
-
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning:lightning")
 def test_lightning_with_a_compiled_part(tmp_path):
     net = gistkit.compile(network())
-    assert_same(by_lightning(torch.compile(network()), tmp_path), by_lightning(net, tmp_path))
+    loops = (test_lightning.train(test_lightning.task(n), tmp_path, "32-true") for n in (torch.compile(network()), net))
+    assert_same(*loops)
     assert saves(gistkit.report(net))

@@ -1,31 +1,13 @@
 """Two processes on the CPU: compressed models under DistributedDataParallel and fully_shard train to plain bits."""
 
-import os
-import subprocess
-import sys
-
-import torch
-
-from tests.support import distributed_cases
 from tests.support.nn_cases import same_bits
-from tests.support.two_processes import ROOT
+from tests.support.two_processes import results_of
 
 
-def test_data_parallel_processes_train_compressed_models_to_the_same_bits(tmp_path, monkeypatch):
-    """The first process is this one, as a start of PyTorch takes 5 s."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    command = [sys.executable, "-W", "error", "-m", "tests.support.distributed_cases", "1", tmp_path]
-    words = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=ROOT, env=words, stderr=subprocess.PIPE, text=True) as other:
-        try:
-            distributed_cases.main(0, tmp_path)
-            error = other.communicate(timeout=60)[1]
-        finally:
-            other.kill()
-    assert other.returncode == 0, error
+def test_data_parallel_processes_train_compressed_models_to_the_same_bits(tmp_path):
     wrong, losses = [], []
-    for rank in range(2):
-        for case, ways in torch.load(tmp_path / f"{rank}.pt").items():
+    for rank, results in enumerate(results_of("tests.support.distributed_cases", tmp_path)):
+        for case, ways in results.items():
             plain, _ = ways.pop("plain")
             losses.append((case, plain[0].item()))
             for how, (found, (ratio, notes)) in ways.items():

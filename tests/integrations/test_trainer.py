@@ -1,5 +1,4 @@
-"""Hugging Face's Trainer with its defaults: it reads the forward's signature, and wraps the forward where precision is
-mixed."""
+"""Hugging Face's Trainer: it reads the forward's signature, and wraps the forward where precision is mixed."""
 
 import inspect
 

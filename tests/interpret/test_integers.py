@@ -1,7 +1,5 @@
 """Integer kernels under Triton's interpreter, bit for bit against the oracle, NaN included."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -29,8 +27,7 @@ def test_kernels_equal_the_oracle(bits, dtype, n, seed):
 
 @pytest.mark.parametrize("bits, dtype", [(4, torch.float32), (4, torch.bfloat16), (2, torch.float16)], ids=str)
 def test_blocks_of_every_span(bits, dtype):
-    """A block a power of two, all of them at fp32's upper end: spans from nothing to more than fp32 has, zeros of both
-    signs among the values."""
+    """A block a power of two: spans from nothing to more than fp32 has, zeros of both signs among the values."""
     powers = torch.tensor([*range(-150, 120, 4), *range(120, 129)], dtype=torch.float64)
     x = torch.linspace(-1, 1, 256, dtype=torch.float64) * 2.0 ** powers[:, None]
     x[:, ::5] = -0.0

@@ -1,7 +1,5 @@
 """Mask kernels under Triton's interpreter, bit for bit against the oracle."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Narrow-float kernels under Triton's interpreter, bit for bit against the oracle, NaN included."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

@@ -28,6 +28,8 @@ from tests.support.pool_cases import (
 )
 from tests.support.tensors import positive_zeros
 
+KEYED = (*COMMON_WINDOWS[1:], ((3, 3), (1, 2), (1, 1)), ((2, 3), (2, 2), (0, 1)))
+
 
 def check(case: PoolCase) -> None:
     # a ReLU that gives +0 for -0.0, and one that keeps it
@@ -113,9 +115,6 @@ def test_nan_keeps_its_payload():
     x.view(torch.int16)[0, 0, 1] = torch.tensor([0x7FA5, 0, -0x003B, 0], dtype=torch.int16)
     y, _ = pool.maxpool_forward(x, *COMMON_WINDOWS[0], False, True, True, 4)
     assert y.view(torch.int16).flatten().tolist() == [0x7FA5, -0x003B]
-
-
-KEYED = (*COMMON_WINDOWS[1:], ((3, 3), (1, 2), (1, 1)), ((2, 3), (2, 2), (0, 1)))
 
 
 @pytest.mark.parametrize("windows", KEYED)

@@ -1,7 +1,5 @@
 """The rebuild kernel under Triton's interpreter, bit for bit against the oracle."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

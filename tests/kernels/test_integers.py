@@ -1,7 +1,5 @@
 """Integers rounded at random, on CPU tensors: definition, chances, random numbers, ends, bad arguments."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,5 +1,6 @@
-"""The compiled kernel of a launch's first call is called directly by the later ones, and only by those of its kind; a
-launch that comes again with tensors of the same kind is the call that every launch of that kind makes."""
+"""The compiled kernel of a launch's first call is called directly by later ones, and only by those of its kind."""
+
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -7,6 +8,9 @@ import torch
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
 from gistkit.kernels.launch.tiling import Repeated
+
+X, Y = torch.empty(64), torch.empty(64)
+N = 3 * 16
 
 
 class Compiled:
@@ -33,10 +37,6 @@ class Kernel:
             return self.compiled[-1]
 
         return first
-
-
-X, Y = torch.empty(64), torch.empty(64)
-N = 3 * 16
 
 
 @pytest.fixture
@@ -76,19 +76,8 @@ def kernel(monkeypatch):
     """A kernel on device 0, which is the current one."""
     monkeypatch.setattr(compat, "current_stream", lambda device: 7)
     monkeypatch.setattr(compat, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", _Device)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     return Kernel()
-
-
-class _Device:
-    def __init__(self, index):
-        self.index = index
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
 
 
 def repeated(kernel, device=0):

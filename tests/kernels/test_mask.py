@@ -1,7 +1,5 @@
 """One-bit masks on CPU tensors: the definition, PyTorch's own gradients, the layout, bad arguments."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

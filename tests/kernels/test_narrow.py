@@ -1,7 +1,5 @@
 """Narrow floats on CPU tensors: every code, every tie, PyTorch's own formats, scales, error bounds, bad arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,5 +1,7 @@
 """The CPU's max-pool with window positions against plain PyTorch, bit for bit; the operators' shapes and refusals."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +13,6 @@ from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.reference import pool as reference
 from tests.support.pool_cases import PoolCase, assert_same_bits, pool_cases, values
 
-WINDOWS_2X2 = ((2, 2), (2, 2), (0, 0))
-
 
 def plain(case: PoolCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(y, input, leaf) of the same pool in plain PyTorch; under zero_code alone the input is a ReLU's output."""
@@ -21,31 +21,22 @@ def plain(case: PoolCase) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return F.max_pool2d(pooled, *case.windows, ceil_mode=case.ceil_mode), pooled, leaf
 
 
-def as_used(case: PoolCase) -> PoolCase:
-    """zero_code without relu is for an input that already is a ReLU's output."""
-    if case.zero_code and not case.relu:
-        x = torch.relu(case.x)
-        return PoolCase(x, case.windows, case.ceil_mode, False, True, case.bits)
-    return case
-
-
 @given(pool_cases())
 def test_output_and_gradient_equal_plain_pytorch(case):
-    y, codes = ops.maxpool_forward(*as_used(case).forward_args)
+    # zero_code without relu is for an input that already is a ReLU's output
+    used = replace(case, x=torch.relu(case.x)) if case.zero_code and not case.relu else case
+    y, codes = ops.maxpool_forward(*used.forward_args)
     expected, pooled, leaf = plain(case)
     assert_same_bits(y, expected)
-    assert y.is_contiguous(memory_format=_layout(case.x))
+    layout = torch.channels_last if is_channels_last(case.x) else torch.contiguous_format
+    assert y.is_contiguous(memory_format=layout)
     grad_y = case.gradient(y)
     grad_x = ops.maxpool_backward(*case.backward_args(grad_y, codes))
     # with zero_code the codes carry the ReLU's mask; without it the gradient is that of the pool alone
     source = leaf if case.zero_code else pooled
     (expected_grad,) = torch.autograd.grad(expected, source, grad_y)
     assert_same_bits(grad_x, expected_grad)
-    assert grad_x.is_contiguous(memory_format=_layout(case.x))
-
-
-def _layout(x):
-    return torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    assert grad_x.is_contiguous(memory_format=layout)
 
 
 def test_sums_of_overlapping_windows_follow_the_order_and_dtype_of_the_cpu():
@@ -110,16 +101,12 @@ def test_bytes_and_fake_shapes(dtype, bits):
     torch.library.opcheck(torch.ops.gistkit.maxpool_backward.default, backward)
 
 
-def _forward(x=None, kernel=(2, 2), stride=(2, 2), padding=(0, 0), zero_code=True, bits=4):
-    x = torch.ones(1, 2, 4, 4) if x is None else x
-    return ops.maxpool_forward(x, kernel, stride, padding, False, False, zero_code, bits)
-
-
 def test_an_image_beyond_the_reach_of_a_launch_is_pytorchs():
     x = torch.empty(2, 4, 2**15, 2**13 + 2, dtype=torch.bfloat16, device="meta")
-    assert forward_geometry(x, *WINDOWS_2X2, False).images == 0
+    assert forward_geometry(x, (2, 2), (2, 2), (0, 0), False).images == 0
 
 
 def test_sixteen_positions_fit_four_bits_without_the_zero_code():
-    y, codes = _forward(torch.arange(16.0).view(1, 1, 4, 4), kernel=(4, 4), zero_code=False)
+    windows = ((4, 4), (2, 2), (0, 0))
+    y, codes = ops.maxpool_forward(torch.arange(16.0).view(1, 1, 4, 4), *windows, False, False, False, 4)
     assert y.item() == 15 and codes.tolist() == [15]

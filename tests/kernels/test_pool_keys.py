@@ -1,5 +1,4 @@
-"""The assembly that makes a max-pool's keys, run by tests/support/ptx.py over every 16-bit pattern for both
-generations."""
+"""The assembly that makes a max-pool's keys, run by tests/support/ptx.py over every 16-bit pattern."""
 
 import numpy as np
 import pytest

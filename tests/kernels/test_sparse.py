@@ -9,15 +9,7 @@ from gistkit.codecs import CODECS, Sparse
 from gistkit.kernels import STRIDES, ops
 from gistkit.kernels.reference import narrow, sparse
 from gistkit.runtime.live import LiveBytes
-from tests.support.sparse_cases import (
-    EMPTY,
-    PAYLOADS,
-    UNSCALED,
-    SparseCase,
-    decoded,
-    relu_gradient,
-    sparse_cases,
-)
+from tests.support.sparse_cases import EMPTY, PAYLOADS, UNSCALED, SparseCase, decoded, relu_gradient, sparse_cases
 from tests.support.tensors import bits, float_values, plain_nan, same_bits
 
 BOTH = pytest.mark.parametrize("codec", STRIDES)

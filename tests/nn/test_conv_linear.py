@@ -15,20 +15,14 @@ from tests.support.nn_cases import LAYOUTS, assert_same, laid_out, planted
 
 # batch, channels in and out, kernel, then stride, padding, dilation, groups
 CONVOLUTIONS = {
-    "3x3": ((2, 4, 6, 3), (1, 1, 1, 1)),
-    "1x1": ((3, 4, 6, 1), (1, 0, 1, 1)),
-    "strided": ((2, 4, 6, 5), (2, 2, 1, 1)),
-    "dilated": ((2, 4, 6, 3), (1, 2, 2, 1)),
-    "grouped": ((2, 4, 8, 3), (2, 1, 1, 2)),
-    "depthwise": ((2, 4, 4, 3), (1, 1, 1, 4)),
-    "depthwise dilated": ((2, 4, 4, 3), (1, 2, 2, 4)),
-    "large batch": ((17, 8, 8, 3), (1, 1, 1, 1)),
-    "one channel": ((2, 1, 4, 3), (1, 1, 1, 1)),
-    "uneven": ((2, 4, 6, (3, 2)), ((2, 1), (0, 1), (1, 2), 1)),
-    "same": ((2, 4, 6, 3), (1, "same", 2, 1)),
-    "same, uneven": ((2, 4, 6, (2, 4)), (1, "same", 1, 1)),
-    "valid": ((2, 4, 6, 3), (2, "valid", 1, 1)),
-}
+    "3x3": ((2, 4, 6, 3), (1, 1, 1, 1)), "1x1": ((3, 4, 6, 1), (1, 0, 1, 1)), "strided": ((2, 4, 6, 5), (2, 2, 1, 1)),
+    "dilated": ((2, 4, 6, 3), (1, 2, 2, 1)), "grouped": ((2, 4, 8, 3), (2, 1, 1, 2)),
+    "depthwise": ((2, 4, 4, 3), (1, 1, 1, 4)), "depthwise dilated": ((2, 4, 4, 3), (1, 2, 2, 4)),
+    "large batch": ((17, 8, 8, 3), (1, 1, 1, 1)), "one channel": ((2, 1, 4, 3), (1, 1, 1, 1)),
+    "uneven": ((2, 4, 6, (3, 2)), ((2, 1), (0, 1), (1, 2), 1)), "same": ((2, 4, 6, 3), (1, "same", 2, 1)),
+    "same, uneven": ((2, 4, 6, (2, 4)), (1, "same", 1, 1)), "valid": ((2, 4, 6, 3), (2, "valid", 1, 1)),
+}  # fmt: skip
+LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
 
 
 def _operands(case, dtype, x_layout="contiguous", weight_layout="contiguous", bias=True, special=False):
@@ -108,9 +102,6 @@ def test_coded_inputs(codec, layout):
     assert_same(rectified(own), rectified(plain), operands)
     flat = [planted((6, 5)).requires_grad_(), planted((4, 5)).requires_grad_(), None]
     assert_same(lambda *t: functional.linear(*t, keep=keep), F.linear, flat)
-
-
-LINEARS = [(4, 5), (1, 5), (5,), (2, 4, 5), (2, 3, 4, 5), (0, 5), (2, 0, 5), (7, 1)]
 
 
 @pytest.mark.parametrize("shape", LINEARS)

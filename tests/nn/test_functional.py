@@ -14,6 +14,11 @@ from gistkit.codecs import CODECS
 from tests.support.nn_cases import DTYPES, LAYOUTS, assert_same, laid_out, planted, same_bits
 
 GRAD_LAYOUTS = ("contiguous", "channels_last", "expanded")
+POOLS = [
+    (2, None, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 2, False),
+    ((2, 3), (1, 2), (1, 0), 1, True), (4, 4, 0, 1, False), (4, 2, 2, 1, True),
+    (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
+]  # fmt: skip
 
 
 def _leaf(shape, dtype=torch.float32, layout="contiguous", special=True):
@@ -107,13 +112,6 @@ def test_results_may_be_modified_in_place(f):
     assert x.grad is not None
 
 
-POOLS = [
-    (2, None, 0, 1, False), (3, 2, 1, 1, False), (3, 2, 1, 1, True), (3, 1, 1, 2, False),
-    ((2, 3), (1, 2), (1, 0), 1, True), (4, 4, 0, 1, False), (4, 2, 2, 1, True),
-    (5, 3, 2, 1, False), ([2], [2], [0], [1], True), (2, [], 0, 1, False),
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("windows", POOLS)
 @pytest.mark.parametrize(
     ("dtype", "layout", "grad_layout"),
@@ -141,14 +139,10 @@ def test_pools(windows, dtype, layout, grad_layout):
 def test_pool_strides_where_sizes_are_one(shape, layout):
     x = planted(shape)
     if layout == "channels_last":
-        x = torch.empty_strided(shape, _nhwc_strides(shape)).copy_(x)
+        *_, c, h, w = shape
+        x = torch.empty_strided(shape, (h * w * c, 1, w * c, c)[-len(shape) :]).copy_(x)
     args = ((1, 1), (1, 1), 0, 1, True) if 1 in shape[-2:] else (2, 1, 1)
     assert_same(lambda t: functional.max_pool2d(t, *args), lambda t: F.max_pool2d(t, *args), [x.requires_grad_()])
-
-
-def _nhwc_strides(shape):
-    *_, c, h, w = shape
-    return (h * w * c, 1, w * c, c)[-len(shape) :]
 
 
 @pytest.mark.parametrize("windows", [(17, 8, 8), (16, 8, 8)])

@@ -1,5 +1,4 @@
-"""gistkit.functional and gistkit.nn take every argument of their torch counterparts, by position and by name, and do
-with it what those do: results, gradients, buffers, random states and errors."""
+"""gistkit.functional and gistkit.nn take every argument of their torch counterparts and do the same with it."""
 
 import inspect
 from functools import partial
@@ -64,78 +63,48 @@ STATISTICS = torch.zeros(6), torch.ones(6)
 OPERANDS = {"conv2d": [IMAGE, (4, 6, 3, 3), (4,)], "linear": [IMAGE, (4, 8), (4,)]}
 CALLS = {
     "relu": [
-        lambda f, x: f(x),
-        lambda f, x: f(x * 1, True),
-        lambda f, x: f(inplace=True, input=x * 1),
-        lambda f, x: f(x[0]),
-        lambda f, x: f(x.long()),
-        lambda f, x: f(x + 1j),
-        lambda f, x: f(None),
+        lambda f, x: f(x), lambda f, x: f(x * 1, True), lambda f, x: f(inplace=True, input=x * 1), lambda f, x: f(x[0]),
+        lambda f, x: f(x.long()), lambda f, x: f(x + 1j), lambda f, x: f(None),
     ],
     "max_pool2d": [
-        lambda f, x: f(x, 2),
-        lambda f, x: f(x, (3, 2), [2, 1], 1, 1, True, False),
+        lambda f, x: f(x, 2), lambda f, x: f(x, (3, 2), [2, 1], 1, 1, True, False),
         lambda f, x: f(input=x, kernel_size=3, stride=1, padding=1, dilation=2, ceil_mode=True, return_indices=False),
-        lambda f, x: f(x, 2, return_indices=True),
-        lambda f, x: f(x, 2, None, 1, 1, True, True),
-        lambda f, x: f(x, 2, []),
-        lambda f, x: f(x[0], 2),
-        lambda f, x: f(x.long(), 2),
-        lambda f, x: f(x, 20),
-        lambda f, x: f(x, 2, padding=2),
-        lambda f, x: f(x, (1, 2, 3)),
-        lambda f, x: f(x, 0),
-        lambda f, x: f(x, 2, stride=0),
-        lambda f, x: f(x, 2, dilation=0),
+        lambda f, x: f(x, 2, return_indices=True), lambda f, x: f(x, 2, None, 1, 1, True, True),
+        lambda f, x: f(x, 2, []), lambda f, x: f(x[0], 2), lambda f, x: f(x.long(), 2), lambda f, x: f(x, 20),
+        lambda f, x: f(x, 2, padding=2), lambda f, x: f(x, (1, 2, 3)), lambda f, x: f(x, 0),
+        lambda f, x: f(x, 2, stride=0), lambda f, x: f(x, 2, dilation=0),
     ],
     "conv2d": [
-        lambda f, x, w, b: f(x, w),
-        lambda f, x, w, b: f(x, w[:, :3], b, (2, 1), [1, 0], 1, 2),
+        lambda f, x, w, b: f(x, w), lambda f, x, w, b: f(x, w[:, :3], b, (2, 1), [1, 0], 1, 2),
         lambda f, x, w, b: f(bias=b, weight=w[:, :3], input=x, groups=2, dilation=2, padding=(1, 2), stride=1),
-        lambda f, x, w, b: f(x[0], w, b),
-        lambda f, x, w, b: f(x, w, b, padding="same"),
-        lambda f, x, w, b: f(x, w, b, 1, "valid"),
-        lambda f, x, w, b: f(x, w, padding="same", stride=2),
-        lambda f, x, w, b: f(x, w, padding="reflect"),
-        lambda f, x, w, b: f(x + 1j, w + 1j),
-        lambda f, x, w, b: f(x.long(), w),
-        lambda f, x, w, b: f(x, w.bfloat16()),
-        lambda f, x, w, b: f(x, w, stride=0),
-        lambda f, x, w, b: f(x, w, padding=-1),
-        lambda f, x, w, b: f(x, w, stride=(1, 1, 1)),
+        lambda f, x, w, b: f(x[0], w, b), lambda f, x, w, b: f(x, w, b, padding="same"),
+        lambda f, x, w, b: f(x, w, b, 1, "valid"), lambda f, x, w, b: f(x, w, padding="same", stride=2),
+        lambda f, x, w, b: f(x, w, padding="reflect"), lambda f, x, w, b: f(x + 1j, w + 1j),
+        lambda f, x, w, b: f(x.long(), w), lambda f, x, w, b: f(x, w.bfloat16()), lambda f, x, w, b: f(x, w, stride=0),
+        lambda f, x, w, b: f(x, w, padding=-1), lambda f, x, w, b: f(x, w, stride=(1, 1, 1)),
     ],
     "linear": [
-        lambda f, x, w, b: f(x, w),
-        lambda f, x, w, b: f(x, w, b),
-        lambda f, x, w, b: f(bias=b, weight=w, input=x),
-        lambda f, x, w, b: f(x[0, 0, 0], w, b),
-        lambda f, x, w, b: f(x[0, 0, 0], w[0]),
+        lambda f, x, w, b: f(x, w), lambda f, x, w, b: f(x, w, b), lambda f, x, w, b: f(bias=b, weight=w, input=x),
+        lambda f, x, w, b: f(x[0, 0, 0], w, b), lambda f, x, w, b: f(x[0, 0, 0], w[0]),
         lambda f, x, w, b: f(x.long(), w),
     ],
     "batch_norm": [
-        lambda f, x: f(x, None, None, training=True),
-        lambda f, x: f(x, *STATISTICS),
+        lambda f, x: f(x, None, None, training=True), lambda f, x: f(x, *STATISTICS),
         lambda f, x: f(x, *STATISTICS, torch.ones(6), torch.ones(6), True, 0.3, 1e-3),
         lambda f, x: f(
             eps=1e-3, momentum=0.0, training=True, bias=None, weight=None, running_var=None, running_mean=None, input=x
         ),
-        lambda f, x: f(x[0], None, None, training=True),
-        lambda f, x: f(x, None, None),
+        lambda f, x: f(x[0], None, None, training=True), lambda f, x: f(x, None, None),
         lambda f, x: f(x[:1, :, 0, 0], None, None, training=True),
         lambda f, x: f(x, None, None, torch.ones(6).long(), training=True),
         lambda f, x: f(x.long(), None, None, training=True),
     ],
     "dropout": [
-        lambda f, x: f(x),
-        lambda f, x: f(x, 0.3, True, False),
-        lambda f, x: f(x * 1, 0.3, True, True),
-        lambda f, x: f(inplace=False, training=False, p=0.2, input=x),
-        lambda f, x: f(x[0], p=1.0),
-        lambda f, x: f(x, p=0.0),
-        lambda f, x: f(x, p=1.5),
-        lambda f, x: f(x.long()),
+        lambda f, x: f(x), lambda f, x: f(x, 0.3, True, False), lambda f, x: f(x * 1, 0.3, True, True),
+        lambda f, x: f(inplace=False, training=False, p=0.2, input=x), lambda f, x: f(x[0], p=1.0),
+        lambda f, x: f(x, p=0.0), lambda f, x: f(x, p=1.5), lambda f, x: f(x.long()),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name, call", [(name, call) for name, calls in CALLS.items() for call in calls])
@@ -145,14 +114,11 @@ def test_functions_do_what_torchs_do(name, call):
     assert_same(own, torchs)
 
 
-def relu_and_pool(input, *args, **kwargs):
-    return F.max_pool2d(F.relu(input), *args, **kwargs)
-
-
 @pytest.mark.parametrize("call", CALLS["max_pool2d"])
 def test_relu_max_pool2d_is_torchs_two(call):
     x = planted(IMAGE, special=False)
-    own, torchs = (outcome(partial(call, f), x) for f in (functional.relu_max_pool2d, relu_and_pool))
+    pair = functional.relu_max_pool2d, lambda input, *args, **kwargs: F.max_pool2d(F.relu(input), *args, **kwargs)
+    own, torchs = (outcome(partial(call, f), x) for f in pair)
     assert_same(own, torchs)
 
 

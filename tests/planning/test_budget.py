@@ -6,6 +6,7 @@ from gistkit.planning.cost.budget import check_budget, parse_budget, parse_bytes
 
 GIB = 2**30
 PLAIN = 1_000_003
+FORMS = r'bytes as an int, "12GiB", "800MB"'
 
 
 @pytest.mark.parametrize(
@@ -31,9 +32,6 @@ def test_forms(text, nbytes):
 )
 def test_shares_of_the_plain_peak_are_rounded_down(text, nbytes):
     assert parse_budget(text, PLAIN) == nbytes
-
-
-FORMS = r'bytes as an int, "12GiB", "800MB"'
 
 
 @pytest.mark.parametrize(

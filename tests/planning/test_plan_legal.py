@@ -15,30 +15,24 @@ from gistkit.ir.forms import FORMS, RERUN
 from gistkit.ir.plan import Decision
 from gistkit.planning.forms.allowed import Judge, check_decisions
 from gistkit.planning.policies.registry import POLICIES
-from tests.support.graphs import output_of
+from tests.support.graphs import Apply, output_of
 from tests.support.plan_cases import captured, data, loss_of, made, same, step
 
 
-class Residual(nn.Module):
+def residual(m, x):
     """What rebuilds start from, a pool that carries a mask, an uncovered activation, a dropout."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = (nn.Conv2d(i, 8, 3, padding=1) for i in (3, 8, 8))
-        self.m, self.n, self.head = nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 4)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.a(x)), 2)
-        y = F.relu(self.m(self.b(x)))
-        y = F.relu(x + self.n(self.c(y)))
-        return self.head(F.dropout(F.silu(y), 0.3).mean((2, 3)))
+    x = F.max_pool2d(F.relu(m[0](x)), 2)
+    y = F.relu(m[3](m[1](x)))
+    y = F.relu(x + m[4](m[2](y)))
+    return m[5](F.dropout(F.silu(y), 0.3).mean((2, 3)))
 
 
 @pytest.fixture(scope="module")
 def case():
     """A model, its batch, its step's graph and costs, and the graph of the forward that runs."""
     torch.manual_seed(0)
-    model, (x, y) = Residual().train(), data()
+    convs = (nn.Conv2d(i, 8, 3, padding=1) for i in (3, 8, 8))
+    model, (x, y) = Apply(residual, *convs, nn.BatchNorm2d(8), nn.BatchNorm2d(8), nn.Linear(8, 4)), data()
     return model, x, y, *captured(model, x, y), gistkit.capture(model, (x,))
 
 

@@ -7,6 +7,7 @@ from torch import nn
 
 import gistkit
 from gistkit.planning.refusal import remedy
+from tests.support.graphs import Apply
 from tests.support.planning_cases import T, X, net
 
 
@@ -47,32 +48,21 @@ def test_wrong_arguments(words, kind, text):
 def test_wrong_models_and_batches():
     with pytest.raises(TypeError, match=r"plan: model must be a torch.nn.Module, got Tensor; pass the module itself"):
         gistkit.plan(X, net())
-    with pytest.raises(
-        ValueError, match=r"plan: batch must hold the model's inputs, got no tensor; pass them after the"
-    ):
+    text = r"plan: batch must hold the model's inputs, got no tensor; pass them after the"
+    with pytest.raises(ValueError, match=text):
         gistkit.plan(net(), budget="1GiB")
-    with pytest.raises(
-        ValueError, match=r"plan: hardware must be given for a model on device 'meta', .*pass hardware='h200'"
-    ):
+    text = r"plan: hardware must be given for a model on device 'meta', .*pass hardware='h200'"
+    with pytest.raises(ValueError, match=text):
         gistkit.plan(net().to("meta"), X)
     with pytest.raises(gistkit.CaptureError, match="could not be captured"):
         gistkit.plan(net(), X[:, :2], T, loss_fn=F.cross_entropy)
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.layer = kind(8, 8)
-
-    def forward(self, x):
-        return self.layer(x.relu())[0]
-
-
 @pytest.mark.parametrize(("kind", "hardware"), [(nn.LSTM, "cpu"), (nn.GRU, "h200")])
 def test_bytes_that_only_a_library_knows_are_no_budget(kind, hardware):
     """PyTorch's fake LSTM has a workspace of 0 bytes, where the real one keeps several times its output."""
-    model, x = Recurrent(kind), torch.randn(5, 3, 8)
-    with pytest.raises(gistkit.CaptureError, match=r"how many \w+ of 'layer' \(call \d\) keeps .* without a budget"):
+    model, x = Apply(lambda m, x: m[0](x.relu())[0], kind(8, 8)), torch.randn(5, 3, 8)
+    with pytest.raises(gistkit.CaptureError, match=r"how many \w+ of 'parts.0' \(call \d\) keeps .* without a budget"):
         gistkit.plan(model, x, budget="90%", hardware=hardware)
     assert gistkit.plan(model, x, hardware=hardware).peak_bytes
     if kind is nn.GRU:

@@ -8,6 +8,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gistkit.runtime.live import LiveBytes
 
 KB = 1024
+OPS = st.lists(
+    st.tuples(st.sampled_from(["new", "add", "view", "drop", "inplace", "grow"]), st.integers(0, 7)), max_size=40
+)
 
 
 def block(kb: int = 1) -> torch.Tensor:
@@ -78,11 +81,6 @@ def test_fake_tensors_count_their_nominal_bytes_where_the_block_is_fake_alone():
         meta = torch.empty(1 << 20, device="meta").relu()
         assert live.current_bytes == live.peak_bytes == 0
     del fake, meta
-
-
-OPS = st.lists(
-    st.tuples(st.sampled_from(["new", "add", "view", "drop", "inplace", "grow"]), st.integers(0, 7)), max_size=40
-)
 
 
 @settings(deadline=None, max_examples=20, derandomize=True)

@@ -32,12 +32,8 @@ def step(batch=4):
     return Net(), torch.randn(batch, 3, 8, 8)
 
 
-def measured_tasks(graph, model, args, *, targets=(), loss_fn=None, repeats=3):
-    return measured_step(graph, model, Work(args, {}, targets, loss_fn), repeats=repeats).seconds
-
-
-def captured(model, x, **options):
-    return capture(model, (x,), backward=True, **options)
+def measured_tasks(graph, model, x, repeats=1):
+    return measured_step(graph, model, Work((x,), {}, (), None), repeats=repeats).seconds
 
 
 @pytest.fixture
@@ -49,9 +45,9 @@ def ticking(monkeypatch):
 
 def test_every_task_has_its_time_and_all_fit_into_the_step():
     model, x = step(batch=64)
-    graph = captured(model, x)
+    graph = capture(model, (x,), backward=True)
     start = time.perf_counter()
-    taken = measured_tasks(graph, model, (x,), repeats=2)
+    taken = measured_tasks(graph, model, x, repeats=2)
     wall_s = time.perf_counter() - start
     assert sorted(taken) == [t.index for t in graph.tasks]
     assert min(taken.values()) > 0
@@ -61,8 +57,8 @@ def test_every_task_has_its_time_and_all_fit_into_the_step():
 
 def test_an_operator_goes_to_the_task_that_ran_it(ticking):
     model, x = step()
-    graph = captured(model, x)
-    taken = measured_tasks(graph, model, (x,), repeats=1)
+    graph = capture(model, (x,), backward=True)
+    taken = measured_tasks(graph, model, x)
     by_op = {(t.op, t.phase, t.part): taken[t.index] for t in graph.tasks}
     # One operator each, and one for each gradient of a convolution; the sum of both gradients that meet before the
     # second one is shared by its two tasks. The stem has a weight gradient only.
@@ -76,9 +72,9 @@ def test_an_operator_goes_to_the_task_that_ran_it(ticking):
 
 def test_another_models_graph():
     model, x = step()
-    graph = captured(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid()), x)
+    graph = capture(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Sigmoid()), (x,), backward=True)
     with pytest.raises(PlanMismatchError) as raised:
-        measured_tasks(graph, model, (x,), repeats=1)
+        measured_tasks(graph, model, x)
     assert str(raised.value) == (
         "the step differs from its plan: expected the task 1, forward sigmoid of 1, got a step without it; "
         "measure the model, batch and loss that the graph was captured from"

@@ -12,6 +12,11 @@ from gistkit.profiling import measure
 from gistkit.profiling.measure import Measured
 from tests.support.measuring_cases import CPU, step, targets
 
+OUT = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("FIND was unable to find an engine to execute this computation"),
+]
+
 
 def limited(monkeypatch, most_rows, error):
     """A device on which more rows do not fit; every task takes 1 s, a step 9 s."""
@@ -26,12 +31,6 @@ def limited(monkeypatch, most_rows, error):
 
     monkeypatch.setattr(measure, "measured_step", measured)
     return tried
-
-
-OUT = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-    RuntimeError("FIND was unable to find an engine to execute this computation"),
-]
 
 
 @pytest.mark.parametrize("error", OUT, ids=str)

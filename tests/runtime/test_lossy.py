@@ -42,7 +42,6 @@ def test_only_weight_gradients_feel_it_in_a_network_without_batch_norm(lossy):
 
 @pytest.mark.parametrize("lossy", LOSSY_FORMS)
 def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
-    torch.manual_seed(0)
     plain = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3, padding=1, bias=False))
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
     x, grad = torch.randn(4, 3, 32, 32), torch.randn(4, 8, 32, 32)
@@ -65,7 +64,6 @@ def test_a_weight_gradient_is_off_by_no_more_than_its_kept_input(lossy):
 
 @pytest.mark.parametrize("lossy", INT_FORMS)
 def test_plans_and_tensors_without_a_plan_take_integers(lossy):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(16, 10, 32))
     loss = lambda y, t: F.cross_entropy(y.flatten(1), t)  # noqa: E731
     x, t = batches(1, 4, 32)[0]

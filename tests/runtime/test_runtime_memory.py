@@ -1,5 +1,4 @@
-"""The runtime's memory: what lives how long, kept and peak bytes against eager; nothing is left, after an exception
-neither, nor to the garbage collector."""
+"""The runtime's memory: what lives how long, kept and peak bytes against eager; nothing is left behind."""
 
 import copy
 import gc
@@ -16,9 +15,12 @@ from gistkit.capture.nodes import reachable
 from gistkit.runtime import engine
 from gistkit.runtime.forward import state
 from gistkit.runtime.live import LiveBytes
+from tests.support.graphs import Residual
 from tests.support.nn_cases import same_bits
 from tests.support.step_cases import run
 from tests.support.training import batches
+
+WIDTH = 8
 
 
 class Stash(nn.Module):
@@ -115,7 +117,6 @@ def measure(model, x, t):
     [("vgg16", 64, None, 3.0, 1.7), ("resnet50", 32, "fp8s", 5.0, 1.3)],
 )
 def test_kept_and_peak_bytes_against_eager(name, size, lossy, kept_least, peak_least):
-    torch.manual_seed(0)
     plain = zoo.MODELS[name](num_classes=10, image_size=size)
     twin = gistkit.compress(copy.deepcopy(plain), lossy=lossy)
     x, t = torch.randn(4, 3, size, size), torch.randint(10, (4,))
@@ -125,23 +126,12 @@ def test_kept_and_peak_bytes_against_eager(name, size, lossy, kept_least, peak_l
     assert kept >= kept_least * kept_now and peak >= peak_least * peak_now
 
 
-WIDTH = 8
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = (nn.Conv2d(WIDTH, WIDTH, 3, padding=1, bias=False) for _ in range(2))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(WIDTH) for _ in range(2))
-
-    def forward(self, x):
-        return torch.relu(self.norms[1](self.b(torch.relu(self.norms[0](self.a(x))))) + x)
-
-
 def network():
     torch.manual_seed(0)
     stem = nn.Conv2d(3, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU(), nn.MaxPool2d(2)
-    model = nn.Sequential(*stem, Block(), nn.Dropout(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(WIDTH * 16, 10))
+    model = nn.Sequential(
+        *stem, Residual(WIDTH), nn.Dropout(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(WIDTH * 16, 10)
+    )
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     return model
@@ -195,7 +185,10 @@ def third_step(depth):
     """(peak, names of the convolutions' nodes, gradients) of the third step of so many blocks."""
     torch.manual_seed(0)
     stem = nn.Conv2d(3, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH), nn.ReLU()
-    model, x = gistkit.compress(nn.Sequential(*stem, *(Block() for _ in range(depth)))), torch.randn(4, 3, 24, 24)
+    model, x = (
+        gistkit.compress(nn.Sequential(*stem, *(Residual(WIDTH) for _ in range(depth)))),
+        torch.randn(4, 3, 24, 24),
+    )
     for _ in range(3):
         model.zero_grad(set_to_none=True)
         with LiveBytes(timeline=False) as live:

@@ -1,5 +1,4 @@
-"""A compressed model's forward: it looks like the model's own, is found inside other people's wrappers, and goes with
-copies or refuses."""
+"""A compressed model's forward looks like the model's own, is found in wrappers, and goes with copies or refuses."""
 
 import copy
 import functools
@@ -18,6 +17,8 @@ from gistkit.errors import CompressError
 from gistkit.runtime.attach import compressed_forward
 from tests.support.training import assert_same, batches
 
+DATA = batches(2, 4, 14)
+
 
 class Net(nn.Module):
     def __init__(self):
@@ -29,9 +30,6 @@ class Net(nn.Module):
         """Scores of the classes."""
         y = self.head(self.body(images)) * scale
         return y / 2 if half else y
-
-
-DATA = batches(2, 4, 14)
 
 
 def own_forward(images: int, flag=True):

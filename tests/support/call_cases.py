@@ -15,7 +15,7 @@ from tests.support.nn_cases import same_bits
 
 
 class Net(nn.Module):
-    """Convolutions with and without a bias, two residual blocks, a pool; ``turn`` is what a forward does otherwise."""
+    """Convolutions with and without a bias, two residual blocks, a pool."""
 
     def __init__(self):
         super().__init__()
@@ -23,30 +23,18 @@ class Net(nn.Module):
         self.convs = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=i == 1) for i in range(4))
         self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(4))
         self.relu, self.pool, self.head = nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Linear(8, 5)
-        self.turn = ""
 
     def forward(self, x):
         x = self.pool(self.relu(self.first(self.stem(x))))
         for i in (0, 2):
-            y = self.norms[i](self.convs[i](x))
-            y = torch.relu(y) if self.turn == "function" else self.relu(y)
-            if self.turn == "view":
-                y = y.view(y.shape)
-            y = self.convs[i + 1](y)
-            if self.turn == "skipped" and i == 2:
-                return self.head(y.mean((2, 3)))
-            if self.turn == "written":
-                y.mul_(2)
+            y = self.convs[i + 1](self.relu(self.norms[i](self.convs[i](x))))
             x = self.relu(self.norms[i + 1](y) + x)
-            if self.turn == "alpha":
-                x = torch.add(x, x, alpha=0.5)
         return self.head(x.mean((2, 3)))
 
 
 @pytest.fixture(params=["shared values", "own nodes", "by kernel"])
 def compressed_and_plain(request, monkeypatch):
-    """A compressed network and its plain copy: with PyTorch's nodes for ReLUs and convolutions; with gistkit's; with
-    rebuilds by gistkit's kernel, as on a GPU."""
+    """A compressed network, with PyTorch's nodes, gistkit's, or rebuilds by kernel as on a GPU, and its plain copy."""
     if request.param == "own nodes":
         monkeypatch.setattr(state.ForwardState, "has_room", lambda *_: False)
     if request.param == "by kernel":

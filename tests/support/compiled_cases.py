@@ -139,8 +139,7 @@ def assert_same(some, others):
 
 
 def backend_over(partition=None):
-    """A backend that runs the graphs of a partitioner, PyTorch's by default, as they are: Inductor's decompositions,
-    no Inductor."""
+    """A backend that runs a partitioner's graphs (PyTorch's by default) as they are, decomposed by Inductor."""
 
     def compiler(graph, _):
         return make_boxed_func(graph)

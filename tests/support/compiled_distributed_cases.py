@@ -1,6 +1,4 @@
-"""One of two processes that run steps of the same network under DistributedDataParallel and fully_shard, compiled by
-torch.compile and by gistkit; what each step gave goes into a file. Run by tests/compiled/test_distributed.py.
-"""
+"""One of two processes that run compiled steps under DistributedDataParallel and fully_shard: what each step gave."""
 
 from pathlib import Path
 

@@ -1,11 +1,6 @@
-"""One of two processes that train the same networks plain and compressed, under DistributedDataParallel and under
-fully_shard; what each step gave goes into a file. Run by tests/integrations/test_distributed.py:
-
-python -m tests.support.distributed_cases RANK FOLDER
-"""
+"""One of two processes that train networks plain and compressed under DistributedDataParallel and fully_shard."""
 
 import contextlib
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -118,7 +113,3 @@ def main(rank, folder):
     torch.save(told, Path(folder, f"{rank}.pt"))
     distributed.barrier()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])

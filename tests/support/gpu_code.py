@@ -133,8 +133,7 @@ def _moved(x, mode):
 
 
 def _texts(code):
-    """Heuristics, sizes, numbers of loads, and the body, in which all pointers have one name: a buffer that is written
-    in place of another is the same arithmetic."""
+    """Heuristics, sizes, numbers of loads, and the body, in which all pointers have one name."""
     texts = []
     for source in re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", code, re.S):
         head = re.search(r"@triton_heuristics\.(\w+\(\s*size_hints=\{.*?\},.*?)filename", source, re.S)[1]

@@ -10,6 +10,8 @@ from gistkit.capture.entry import capture
 from gistkit.ir.plan import CallChoice
 from gistkit.planning.policies.gist_rules import gist
 
+N = 4 * 8 * 16 * 16  # elements of what captured() hands to its function
+
 
 def conv(channels=8, **options):
     return nn.Conv2d(channels, channels, 3, padding=1, **options)
@@ -102,9 +104,6 @@ class Functional(nn.Module):
         c = torch.cat((a.relu(), torch.relu(b)), 1)
         d = self.relu(F.dropout(self.c(c), 0.3))
         return {"head": d.flatten(1), "maps": [torch.max_pool2d(d, 2), F.max_pool2d(d, 3, 2)]}
-
-
-N = 4 * 8 * 16 * 16  # elements of what captured() hands to its function
 
 
 def decisions(graph, **options):

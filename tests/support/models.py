@@ -33,8 +33,7 @@ class Checkpointed(nn.Sequential):
 
 
 def relu_chain(depth: int, width: int, bias: float) -> nn.Sequential:
-    """ReLUs between convolutions, whose outputs backward reads by sign and by value; the higher the bias, the more they
-    let pass."""
+    """ReLUs between convolutions, read by sign and by value; the higher the bias, the more they let pass."""
     torch.manual_seed(0)
     convs = [nn.Conv2d(width if i else 3, width, 3, padding=1) for i in range(depth)]
     for conv in convs:

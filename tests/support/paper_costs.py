@@ -16,22 +16,14 @@ def device(link_gbps=1.0, memory_gbps=1000.0, memory_bytes=2**30):
     return replace(hardware("titanx"), launch_s=0.0, async_counts=False, **memory, **rates)
 
 
-def conv_ways(seconds=1.0, workspace=WORKSPACE):
-    """Three algorithms: fast with a workspace, one in between, slow without."""
-    return (
-        Algorithm("precomp", 1.5 * seconds, workspace // 2),
-        Algorithm("winograd", seconds, workspace),
-        Algorithm("implicit_gemm", 2 * seconds, 0),
-    )
-
-
 def costs_of(graph, on=None, densities=None, workspace=0, largest=2**10):
-    """One second a task; convolutions get three algorithms where there is a workspace, which maps of more than
-    ``largest`` rows do not need."""
+    """One second a task; convolutions of at most ``largest`` rows get three algorithms where there is a workspace."""
 
     def ways(task):
         if not (task.conv and workspace):
             return (Algorithm("", 1.0, 0),)
-        return conv_ways(workspace=workspace if task.conv.h <= largest else 0)
+        most = workspace if task.conv.h <= largest else 0
+        fast = Algorithm("precomp", 1.5, most // 2), Algorithm("winograd", 1.0, most)
+        return *fast, Algorithm("implicit_gemm", 2.0, 0)
 
     return CostTable(on or device(), tuple(ways(t) for t in graph.tasks), densities or {})

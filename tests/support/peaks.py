@@ -72,8 +72,7 @@ def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
 
 
 def steady_peak_bytes(graph, plan, costs):
-    """What a plan is predicted to hold in every step but the first, in which what comes back is compared: on the CPU
-    that is all scratch."""
+    """What a plan is predicted to hold in every step but the first, whose comparing is all the CPU's scratch."""
     assert not costs.hardware.async_counts
     composed = Simulator(graph, costs).profile(plan)
     return max(memory_bytes([i for i in composed.intervals if i.what != "scratch"], composed.tasks))

@@ -19,8 +19,6 @@ from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import held_step
 
 BATCH = 4
-
-
 # The CPU with a link, so that the host may be planned for it.
 LINKED = replace(hardware("cpu"), name="cpu with a link", d2h_gbps=100.0, h2d_gbps=100.0, both_gbps=200.0)
 

@@ -12,6 +12,8 @@ from tests.support.tensors import bits, plain_nan
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPECIALS = (float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-7, -1e-7, 1e-40, 1.0, 1.0, -1.0)
+# those with kernels of their own
+COMMON_WINDOWS = tuple(((k, k), (2, 2), (p, p)) for k, p in ((2, 0), (3, 0), (3, 1)))
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,6 @@ def any_windows(draw) -> tuple:
     kernel = draw(_pair(1, 5))
     padding = tuple(draw(st.integers(0, k // 2)) for k in kernel)
     return kernel, draw(_pair(1, 4)), padding
-
-
-# those with kernels of their own
-COMMON_WINDOWS = tuple(((k, k), (2, 2), (p, p)) for k, p in ((2, 0), (3, 0), (3, 1)))
 
 
 @st.composite

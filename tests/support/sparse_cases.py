@@ -1,7 +1,5 @@
 """Inputs of the sparse kernels' tests, and payloads in slots and packed, as a codec makes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -27,7 +25,7 @@ class SparseCase:
     fmt: str
     scaling: str
 
-    def relu(self) -> SparseCase:
+    def relu(self) -> "SparseCase":
         """The same with a ReLU's output for x: no negative values, but -0.0 and NaN of both signs."""
         x = torch.where(self.x < 0, -self.x, self.x)
         return SparseCase(x, self.grad, self.fmt, self.scaling)

@@ -237,18 +237,12 @@ def _grow(draw, step, values):
 
 
 def _grow_varied(draw, step, values):
-    """:func:`grow_aside` or a concatenation."""
+    """A concatenation, or one more operation, at times on an earlier value, whose result nothing may come of."""
     x = values[-1]
     same = [v for v in values if step.shape(v)[2:] == step.shape(x)[2:]]
     if draw(st.integers(0, 3)) == 0:
         values.append(step.cat(x, draw(st.sampled_from(same))))
-    else:
-        grow_aside(draw, step, values)
-
-
-def grow_aside(draw, step, values):
-    """One more operation, at times on an earlier value, whose result nothing may come of."""
-    if draw(st.booleans()):
+    elif draw(st.booleans()):
         _grow(draw, step, values)
     else:
         _grow(draw, step, [draw(st.sampled_from(values))])

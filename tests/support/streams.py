@@ -33,8 +33,7 @@ class Block:
 
 
 class Streams:
-    """The backend. ``pace``: the share of calls at which something runs; ``device_bytes``, ``host_bytes``: what there
-    is of either memory."""
+    """The backend. ``pace``: the share of calls at which something runs."""
 
     device = torch.device("cpu")
     d2h, h2d = "d2h", "h2d"
@@ -48,8 +47,6 @@ class Streams:
         self.current, self.device_bytes, self.host_bytes = "c0", device_bytes, host_bytes
         self.violations: list[str] = []
         self.synchronized = 0
-
-    # what the offloader calls
 
     def compute(self) -> str:
         return self.current
@@ -104,8 +101,6 @@ class Streams:
         while self._queues["d2h"] or self._queues["h2d"]:
             self._step()
 
-    # what a test calls
-
     def finish(self) -> None:
         """Run all that is left."""
         while any(self._queues.values()):
@@ -120,8 +115,6 @@ class Streams:
         x = self.empty(max(len(values), 1), self.current)[: len(values)]
         self.run(self.current, lambda t: t.copy_(torch.from_numpy(values)), x)
         return x
-
-    # the adversary
 
     def _progress(self) -> None:
         if self._random.random() < self._pace:
@@ -141,8 +134,6 @@ class Streams:
                 queue.popleft()()
                 return
         assert not any(self._queues.values()), "all streams wait for each other"
-
-    # memory
 
     def _block(self, nbytes: int, stream: str | None) -> tuple[Block, torch.Tensor]:
         """A block and the tensor whose storage is its owner's hold."""

@@ -20,8 +20,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def plain_nan(x: torch.Tensor) -> torch.Tensor:
-    """x with one NaN for all: PyTorch's CPU conversions rewrite NaN's sign and payload in bf16 and fp16, in vectors
-    otherwise than in their tails."""
+    """x with one NaN for all, as PyTorch's CPU conversions rewrite a NaN's sign and payload in bf16 and fp16."""
     return torch.where(x.isnan(), torch.nan, x) if x.dtype in INTEGERS else x
 
 

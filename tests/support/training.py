@@ -60,3 +60,17 @@ def assert_same(model: nn.Module, twin: nn.Module, data: list, *options, **more)
 def assert_same_training(model: nn.Module, data: list, **options) -> None:
     """A compressed copy trains to the same bits as the model itself."""
     assert_same(model, gistkit.compress(copy.deepcopy(model)), data, **options)
+
+
+def assert_same_gradients(model: nn.Module, run: Callable, steps: int = 1) -> nn.Module:
+    """``run(model, step)`` gives a loss; after each step the gradients of a compressed copy are the model's own."""
+    twin = gistkit.compress(copy.deepcopy(model))
+    for step in range(steps):
+        for m in (model, twin):
+            m.zero_grad()
+            torch.manual_seed(step)
+            run(m, step).backward()
+        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None), (step, name)
+            assert a.grad is None or same_bits(a.grad, b.grad), (step, name)
+    return twin

@@ -13,7 +13,7 @@ PROGRAM = """
 import multiprocessing, sys
 from importlib import import_module
 module, folder = import_module(sys.argv[1]), sys.argv[2]
-module.warm_up()
+getattr(module, "warm_up", lambda: None)()
 context = multiprocessing.get_context("fork")
 ranks = [context.Process(target=module.main, args=(rank, folder)) for rank in range(2)]
 for rank in ranks:
@@ -26,8 +26,7 @@ sys.exit(str([rank.exitcode for rank in ranks]) if any(rank.exitcode for rank in
 
 def results_of(module, folder, *warnings, **environment):
     """What ``module.main(rank, folder)`` wrote to ``FOLDER/RANK.pt`` for both ranks, in forks of one process that
-    imported the module and ran its ``warm_up()``, which must take no backward. ``warnings``: filters besides
-    "error"."""
+    imported the module and ran its ``warm_up``, if any, without a backward. ``warnings``: filters besides "error"."""
     words = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | environment
     filters = [part for word in ("error", *warnings) for part in ("-W", word)]
     command = [sys.executable, *filters, "-c", PROGRAM, module, folder]

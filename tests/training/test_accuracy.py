@@ -30,6 +30,7 @@ from gistkit.training.device_images import epoch_seed
 from gistkit.training.loop import share_of_rate
 
 HERE = "tests.training.test_accuracy"
+SETTINGS = {"model": f"{HERE}:normed", "schemes": ("fp32",), "seeds": 1, "epochs": 3, "batch": 256, "lr": 0.05}
 
 
 def normed(num_classes):
@@ -54,9 +55,6 @@ def deep():
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(256, 10))
 
 
-SETTINGS = {"model": f"{HERE}:normed", "schemes": ("fp32",), "seeds": 1, "epochs": 3, "batch": 256, "lr": 0.05}
-
-
 @pytest.fixture(autouse=True)
 def images_decoded_once(monkeypatch):
     monkeypatch.setattr(accuracy, "device_images", decoded)
@@ -73,9 +71,6 @@ def digits(size):
 
 def settings(**changes):
     return AccuracySettings(**{**SETTINGS, **changes})
-
-
-# What a scheme rounds
 
 
 @cache
@@ -97,8 +92,7 @@ def error(name):
 
 
 def test_errors_are_ordered_as_theory_says():
-    """Delayed rounding leaves the forward exact, so it errs less than immediate rounding; a scale keeps what is below
-    the least normal number; a bit less is an error more."""
+    """Delayed rounding errs less than immediate one; a scale helps; a bit less is an error more."""
     found = {n: error(n) for n in ("fp16", "fp10", "fp8", "fp8s")}
     at_once = {n: error(f"immediate:{n}") for n in ("fp8", "fp8s")}
     assert all(0 < found[n] < at_once[n] for n in at_once)
@@ -154,9 +148,6 @@ def test_schemes_follow_the_codecs():
         scheme("immediate:fp9")
 
 
-# Images on the device
-
-
 def random_images(count, size=6):
     pixels = torch.randint(256, (count, 3, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     names = tuple(map(str, range(count)))
@@ -202,9 +193,6 @@ def test_an_epoch_depends_on_its_seed_alone_and_a_test_is_whole():
     assert [len(x) for x, _ in parts] == [4, 4, 2]
     assert torch.equal(torch.cat([x for x, _ in parts]), normalised(pixels))
     assert torch.equal(torch.cat([y for _, y in parts]), images.labels)
-
-
-# Runs
 
 
 def figures(folder):
@@ -307,9 +295,6 @@ def test_digits_are_learnt_under_rounding(tmp_path):
         assert len(result.curves[0]) == 3 and result.curves[0][-1] == result.accuracies[0]
 
 
-# What is wrong shows before training
-
-
 def test_images_to_test_on_and_for_a_batch_are_asked_for(tmp_path):
     def save(name, count):
         (tmp_path / name / "ape").mkdir(parents=True)
@@ -338,9 +323,6 @@ def test_bad_settings_are_refused(tmp_path):
     (tmp_path / "rows.jsonl").write_text("no JSON\n")
     with pytest.raises(ValueError, match=r"rows.jsonl must hold a JSON row a line .*; remove it, or name another"):
         Accuracy(settings(), tmp_path)
-
-
-# Verdicts and densities
 
 
 def test_the_verdict_is_welchs():
@@ -376,10 +358,8 @@ def test_densities_are_counted_and_feed_a_plan(tmp_path):
     assert {name: first[name]["density"] for name in counted} == pytest.approx(counted)
     for r in rows:
         n, d = r["elements"], r["density"]
-        assert (
-            graph.storages[r["storage"]].shape.count(256)
-            and n == torch.Size(graph.storages[r["storage"]].shape).numel()
-        )
+        shape = graph.storages[r["storage"]].shape
+        assert shape.count(256) and n == torch.Size(shape).numel()
         assert r["zvc"] == pytest.approx(4 * n / (130 * -(-n // 1024) + 4 * round(d * n)))
         assert r["csr"] == pytest.approx(4 * n / (2 * -(-n // 256) + 5 * round(d * n)))
     density = {r["storage"]: r["density"] for r in rows if r["step"] == 4}

@@ -122,17 +122,9 @@ def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
         *training("vgg16", "fp32", 0.1),
         *training("vgg16", "fp8", 0.1),
     ]
-    density = {
-        "kind": "density",
-        "model": "vgg16",
-        "storage": 3,
-        "module": "features.1",
-        "op": "relu",
-        "finished": True,
-    }
-    rows += [
-        {**density, "step": step, "density": d, "zvc": 1.5, "csr": c} for step, d, c in ((0, 0.9, 0.9), (9, 0.5, 1.6))
-    ]
+    density = {"kind": "density", "model": "vgg16", "module": "features.1", "op": "relu", "zvc": 1.5, "finished": True}
+    density |= {"storage": 3}
+    rows += [{**density, "step": step, "density": d, "csr": c} for step, d, c in ((0, 0.9, 0.9), (9, 0.5, 1.6))]
     monkeypatch.setattr(accuracy_page, "PAGE", tmp_path / "accuracy.md")
     monkeypatch.setattr(accuracy_page, "PLOTS", tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -152,9 +144,8 @@ def test_the_page_follows_from_the_rows(tmp_path, monkeypatch):
     ):
         assert line in text, line
     pictures = {"accuracy-alexnet.png", "accuracy-inception.png", "accuracy-vgg16.png", "accuracy-density.png"}
-    assert pictures == {path.name for path in tmp_path.glob("*.png")} and all(
-        f"plots/{name})" in text for name in pictures
-    )
+    assert pictures == {path.name for path in tmp_path.glob("*.png")}
+    assert all(f"plots/{name})" in text for name in pictures)
     rows += [{**row, "epochs": 3} for row in training("vgg16", "fp8", 0.1)]
     with pytest.raises(ValueError, match="rows of vgg16 must be of one number of epochs"):
         accuracy_page.page(rows)

@@ -15,6 +15,8 @@ from gistkit.runtime.live import LiveBytes
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, batches, loop, open_images
 from gistkit.training.loop import share_of_rate
 
+TINY = TrainSettings("tests.training.test_train:tiny", steps=4, batch=8)
+
 
 def tiny(num_classes):
     """A network that takes milliseconds: conv, ReLU, pool, dropout, linear."""
@@ -37,9 +39,6 @@ def few():
 def frozen(num_classes):
     """Nothing to train."""
     return tiny(num_classes).requires_grad_(False)
-
-
-TINY = TrainSettings("tests.training.test_train:tiny", steps=4, batch=8)
 
 
 def train(settings, *compress):

@@ -13,27 +13,20 @@ from gistkit.zoo.resnet import BasicBlock, ResNet
 # With 1000 classes, and of the small-image form with 10. torchvision's documentation gives the former; of the networks
 # that it lacks they were summed by hand from the papers' tables (ResNet-1202: He et al., section 4.2, 19.4 M).
 PARAMETERS = {
-    "vgg16": (138_357_544, 14_982_474),
-    "vgg19": (143_667_240, 20_292_170),
-    "alexnet": (61_100_840, 2_472_266),
-    "resnet18": (11_689_512, 11_173_962),
-    "resnet34": (21_797_672, 21_282_122),
-    "resnet50": (25_557_032, 23_520_842),
-    "resnet101": (44_549_160, 42_512_970),
-    "resnet152": (60_192_808, 58_156_618),
-    "squeezenet": (1_248_424, 729_034),
-    "googlenet": (6_998_552, 5_976_122),
-    "overfeat": (145_920_872, None),
-    "vgg101": (236_294_184, 112_919_114),
-    "vgg116": (248_241_704, 124_866_634),
-    "vgg216": (358_125_864, 234_750_794),
-    "vgg316": (468_010_024, 344_634_954),
-    "vgg416": (577_894_184, 454_519_114),
-    "nin": (7_595_176, 966_986),
-    "resnet20": (334_072, 269_722),
-    "resnet509": (None, 5_203_034),
-    "resnet1202": (None, 19_421_274),
-}
+    "vgg16": (138_357_544, 14_982_474), "vgg19": (143_667_240, 20_292_170), "alexnet": (61_100_840, 2_472_266),
+    "resnet18": (11_689_512, 11_173_962), "resnet34": (21_797_672, 21_282_122), "resnet50": (25_557_032, 23_520_842),
+    "resnet101": (44_549_160, 42_512_970), "resnet152": (60_192_808, 58_156_618), "squeezenet": (1_248_424, 729_034),
+    "googlenet": (6_998_552, 5_976_122), "overfeat": (145_920_872, None), "vgg101": (236_294_184, 112_919_114),
+    "vgg116": (248_241_704, 124_866_634), "vgg216": (358_125_864, 234_750_794), "vgg316": (468_010_024, 344_634_954),
+    "vgg416": (577_894_184, 454_519_114), "nin": (7_595_176, 966_986), "resnet20": (334_072, 269_722),
+    "resnet509": (None, 5_203_034), "resnet1202": (None, 19_421_274),
+}  # fmt: skip
+# One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
+TRAINED = ("alexnet", "nin", "resnet18", "squeezenet", "googlenet")
+
+
+# Which image sizes work is up to stem and head, which these share with shallower ones of their family.
+DEEP = {*("resnet101", "resnet152", "resnet509", "resnet1202"), *("vgg101", "vgg116", "vgg216", "vgg316", "vgg416")}
 
 
 def parameters(model: nn.Module) -> int:
@@ -94,14 +87,6 @@ def test_deep_vgg_counts_by_hand():
     assert counts["vgg101"] == counts["vgg19"] + 16 * sum(one) + sum(one[3:])
     for hundreds, name in enumerate(("vgg116", "vgg216", "vgg316", "vgg416"), 1):
         assert counts[name] == counts["vgg16"] + hundreds * 20 * sum(one)
-
-
-# One of each family and size class is enough where the numbers are real: the deep ones only repeat its blocks.
-TRAINED = ("alexnet", "nin", "resnet18", "squeezenet", "googlenet")
-
-
-# Which image sizes work is up to stem and head, which these share with shallower ones of their family.
-DEEP = {*("resnet101", "resnet152", "resnet509", "resnet1202"), *("vgg101", "vgg116", "vgg216", "vgg316", "vgg416")}
 
 
 @pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - DEEP))

@@ -18,6 +18,7 @@ from tests.support.step_graphs import chain, pooled
 
 H200, CPU = PRESETS["h200"], PRESETS["cpu"]
 BIG = 1 << 29
+FILES = sorted(RESULTS.glob("2026-11-20-h200-layers*.jsonl"))
 
 
 def table(hardware=H200, graph=None, **options):
@@ -120,9 +121,6 @@ def test_the_h200():
     # written, gradient read. VGG-16 is what the rate of TF32 convolutions was fitted to.
     optimiser_s = 5 * 4 * 138_357_544 / (H200.memory_gbps * 1e9)
     assert 1e3 * (seconds("vgg16", 64, "h200") + optimiser_s) == pytest.approx(48.2, rel=0.03)
-
-
-FILES = sorted(RESULTS.glob("2026-11-20-h200-layers*.jsonl"))
 
 
 def test_the_tables_are_made_of_the_checked_in_rows():

@@ -1,5 +1,4 @@
-"""Who may be given rounded values: no divisor, power or logarithm, whatever its input comes back from, and no ReLU
-without a mask of its own."""
+"""Who may be given rounded values: no divisor, power or logarithm, and no ReLU without a mask of its own."""
 
 import copy
 import random
@@ -7,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import gistkit
@@ -22,32 +20,19 @@ from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.variants import Allowed
 from gistkit.planning.simulate.simulator import Simulator
 from tests.planning.policies.test_optimal_state import choices
+from tests.support.models import Call
 
 X = torch.randn(8, 3, 24, 24, generator=torch.Generator().manual_seed(0))
-
-
-class Blocks(nn.Module):
-    """Convolution, batch norm, ReLU; what ``read`` makes of it goes into the next."""
-
-    def __init__(self, read, count=4, channels=8):
-        super().__init__()
-        self.read, self.stem = read, nn.Conv2d(3, channels, 3, padding=1)
-        self.convs = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(count))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for _ in range(count))
-
-    def forward(self, x):
-        h = self.stem(x)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            h = self.read(F.relu(norm(conv(h))))
-        return h.mean((2, 3)).pow(2).sum()
+STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
 
 
 def net(read, count=4, channels=8):
+    """Convolution, batch norm, ReLU; what ``read`` makes of it goes into the next."""
     torch.manual_seed(0)
-    return Blocks(read, count, channels)
-
-
-STRICT = {"a power": lambda y: y.pow(1.3), "a divisor": lambda y: y / (1 + y)}
+    layers = [nn.Conv2d(3, channels, 3, padding=1)]
+    for _ in range(count):
+        layers += nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels), nn.ReLU(), Call(read)
+    return nn.Sequential(*layers, Call(lambda h: h.mean((2, 3)).pow(2).sum()))
 
 
 def rounded(plan, storage, above=()):
@@ -116,7 +101,6 @@ def test_a_file_that_rounds_for_a_strict_reader_is_refused():
 
 
 def test_a_relu_without_a_mask_does_not_come_back_from_rounded_values():
-    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Conv2d(3 if i == 0 else 8, 8, 3, padding=1) for i in range(2)), nn.ReLU())
     model.append(nn.Conv2d(8, 8, 3, padding=1))
     plan = gistkit.plan(model, X, policy="gist")

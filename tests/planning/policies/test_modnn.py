@@ -46,11 +46,7 @@ def check_schedule(found, memory_bytes):
     for move in found.moves:
         assert move.start_s >= link_free
         link_free = move.finish_s
-    check_transfers(found, {d.block: d for d in tdfg.data if len(d.stays) > 1})
-
-
-def check_transfers(found, movable):
-    """Every absence has its data in the host in time, and back in time."""
+    movable = {d.block: d for d in tdfg.data if len(d.stays) > 1}
     for block, release, prefetch in found.absences:
         stay = next(first for first, _ in movable[block].stays if first >= release)
         assert release <= prefetch <= stay

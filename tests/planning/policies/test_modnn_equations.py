@@ -24,12 +24,11 @@ def figure_4():
     return memory
 
 
-def scheme(delay_s, needs=None, saved=(), nbytes=4, pinned=(4,)):
-    """The data that leave Fig. 4's memory."""
+def scheme(delay_s):
+    """The data that leave Fig. 4's memory for 4 bytes; block 4 is pinned."""
     sizes = {1: 2, 2: 2, 3: 1, 4: 2, 5: 3, 6: 1}
     tdfg = hand.part([1], *(hand.data(b, sizes.get(b, 0), 0) for b in range(7))).tdfg
-    waiting = {b: (needs or {}).get(b, 1) for b in sizes if b not in pinned}
-    return Memory(tdfg, figure_4(), waiting, set(saved)).scheme(nbytes, 0, delay_s=delay_s)
+    return Memory(tdfg, figure_4(), {b: 1 for b in sizes if b != 4}, set()).scheme(4, 0, delay_s=delay_s)
 
 
 @pytest.mark.parametrize(("slow", "taken"), [({1, 2}, (5, 6)), ({5, 6}, (1, 2))])
@@ -75,28 +74,22 @@ def test_equations_1_and_2():
     assert lower_bound(hand.part([1, 1, 1], *found, resident=100, algorithms=choice)) == 115
 
 
-def growing(workspace=0, resident=100, sample=10, batch=16):
-    """at(parts) of a batch: one task that needs ``sample`` bytes a sample, and a workspace at its fastest."""
-
-    def at(parts):
-        size = -(-batch // parts)
-        choice = {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, workspace(size) if callable(workspace) else workspace))}
-        fixed = resident(parts) if callable(resident) else resident
-        return hand.part([1], hand.data(0, sample * size, 0), algorithms=choice, resident=fixed, size=size, parts=parts)
-
-    return at
+def growing(parts):
+    """A part of a batch of 16: one task that needs 10 bytes a sample."""
+    size, choice = -(-16 // parts), {0: (("implicit_gemm", 1.0, 0), ("fast", 0.5, 0))}
+    return hand.part([1], hand.data(0, 10 * size, 0), algorithms=choice, resident=100, size=size, parts=parts)
 
 
 def test_equation_3_converges():
     # 16 samples need 160 of 60 free bytes: b = floor(16 * 60 / 160) = 6, which is 3 parts of at most 6; 6 stays.
-    assert next_size(growing()(1), 160) == 6
-    found = sub_batch(growing(), 16, 160)
+    assert next_size(growing(1), 160) == 6
+    found = sub_batch(growing, 16, 160)
     assert (found.parts, found.size) == (3, 6)
 
 
-def stays(graph, rule, device=FAST_LINK, parts=1):
+def stays(graph, rule, parts=1):
     """By block its stays."""
-    part = parts_of(graph, cost_table(graph, device), rule)(parts)
+    part = parts_of(graph, cost_table(graph, FAST_LINK), rule)(parts)
     return {d.block: d.stays for d in part.tdfg.data}, part.tdfg
 
 

@@ -7,6 +7,7 @@ from tests.support import modnn_cases as hand
 from tests.support.modnn_cases import SECOND_BYTES as S
 
 A, B, C, D = 0, 1, 2, 3
+FAST = {2: (("implicit_gemm", 2.0, 0), ("fast", 1.5, S))}
 
 
 def run(memory, seconds, *blocks, algorithms=None, transient=None):
@@ -78,9 +79,6 @@ def test_no_run_in_fragmented_memory_means_defragmentation():
     found = run(4, [1] * 5, *stay)
     assert found.defragmented == (3,) and found.moves == ()
     assert delays(found)[3] == pytest.approx(2 * S / 1e12)
-
-
-FAST = {2: (("implicit_gemm", 2.0, 0), ("fast", 1.5, S))}
 
 
 def test_the_fastest_algorithm_is_taken_where_its_workspace_is_free():

@@ -1,5 +1,4 @@
-"""`optimal` against brute force through the simulator: every combination of forms, every choice with its segments;
-against other policies; the least peak that it names."""
+"""`optimal` against brute force through the simulator and against other policies; the least peak that it names."""
 
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -96,8 +95,7 @@ def thinned(data, listed):
 
 
 def check(graph, costs, runs, share, fidelity="bitwise", *, exact=True, **words):
-    """A plan for a budget between the least and the most of ``runs`` (peak, seconds), a refusal below the least.
-    ``exact``: the runs are all that there is."""
+    """A plan for a budget between the least and the most of ``runs`` (if ``exact``: of all), a refusal below."""
     least, most = min(p for p, _ in runs), max(p for p, _ in runs)
     budget = least + round(share * (most - least))
     best = min(s for p, s in runs if p <= budget)
@@ -217,8 +215,7 @@ def convolutions():
 
 
 def test_what_can_only_be_kept_as_it_is_may_run_anew():
-    """On hardware without a link many storages have one form only; those segments bring back are no less free. None of
-    it depends on the time that the search gets."""
+    """Without a link many storages have one form only; those that segments bring back are no less free."""
     with torch.device("meta"):
         x, y = torch.empty(4, 8, 32, 32), torch.empty(4, dtype=torch.long)
         graph = gistkit.capture(convolutions(), (x,), backward=True, loss_fn=F.cross_entropy, targets=(y,))

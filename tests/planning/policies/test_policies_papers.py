@@ -28,6 +28,8 @@ from tests.support.paper_costs import WORKSPACE, costs_of, device
 from tests.support.step_graphs import chain, pooled, step_graphs
 
 OURS = ("plain", "gist", "vdnn-all", "vdnn-conv", "vdnn-dyn", "cdma", "checkpoint")
+MIB = 2**20
+MB = 10**6
 
 
 @settings(max_examples=10)
@@ -124,9 +126,6 @@ def test_average_memory_is_weighted_by_time():
     assert average_bytes(run) < run.peak_bytes
 
 
-MIB = 2**20
-
-
 def hosted(plan):
     return {d.storage: d for d in plan.decisions if d.place == "host"}
 
@@ -175,9 +174,6 @@ def test_cdma_keeps_vdnns_schedule_and_moves_fewer_bytes_in_less_time():
     assert packed.step_s == less.step_s
     software = cdma(graph, costs)
     assert packed.step_s <= software.step_s
-
-
-MB = 10**6
 
 
 def life(first, last, megabytes, block=0, what="dense"):

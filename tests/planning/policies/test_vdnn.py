@@ -214,8 +214,7 @@ def test_dyn_phase_1_marks_what_cannot_be_trained():
 
 
 def kinds(text):
-    """``C`` CONV, ``A`` ACTV, ``P`` POOL: their kinds, and the numbers of those followed by ``+``, which have
-    offloaded and were not prefetched."""
+    """Kinds of ``C`` CONV, ``A`` ACTV, ``P`` POOL, and the numbers of those with ``+``, offloaded and not fetched."""
     kinds, waiting = [], set()
     for mark in text:
         if mark == "+":

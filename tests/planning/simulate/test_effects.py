@@ -1,5 +1,4 @@
-"""What decisions do, one at a time, against intervals worked out by hand from docs/planner.md's semantics; which plans
-are refused."""
+"""What decisions do, one at a time, against intervals worked out by hand; which plans are refused."""
 
 from dataclasses import replace
 
@@ -77,9 +76,8 @@ def test_scratch_of_a_size_that_only_the_device_knows():
     assert found[block.id, "scratch"] == [(1, fourth, scratch)]
     assert found[block.id, "payload"] == [(fourth, end, payload)]
     last = relus[-2]
-    assert (
-        found[last.id, "scratch"] == [(last.saved, last.uses[-1].task, scratch)] and (last.id, "payload") not in found
-    )
+    assert found[last.id, "scratch"] == [(last.saved, last.uses[-1].task, scratch)]
+    assert (last.id, "payload") not in found
     alone = lives(graph, plan_of(graph, every[0]), TITANX)
     assert alone[block.id, "scratch"] == [(1, end, scratch)]
     assert (block.id, "scratch") not in lives(graph, plan_of(graph, *every), CPU)
@@ -111,8 +109,7 @@ def test_host_leaves_and_comes_back():
 
 
 def test_sparse_for_the_host_is_a_scratch_until_it_has_left():
-    """What crosses the link is the exact payload: on CUDA the scratch is packed on its way, and comes back packed, its
-    runs aligned."""
+    """What crosses the link is the exact payload, whose runs come back aligned."""
     costs = cost_table(CHAIN, replace(TITANX, async_counts=True))
     scratch, packed = (costs.payload_bytes("zvc", BYTES, "float32", d) for d in (None, 0.5))
     made = effects(replace(host(), codec="zvc"), costs.hardware)

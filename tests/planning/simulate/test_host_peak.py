@@ -1,5 +1,4 @@
-"""Peaks measured on the CPU: of plans with transfers, where a copy on the host is memory that LiveBytes does not see;
-what is decoded for a segment that runs anew, in passing, gone before the task at which it starts makes anything."""
+"""Peaks measured on the CPU: of plans with transfers, and of what is decoded for a segment that runs anew."""
 
 import copy
 import gc
@@ -21,6 +20,7 @@ from gistkit.planning.forms.predicted import make_plan
 from gistkit.planning.simulate.context import Context, StepIndex
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes, simulate
 from gistkit.runtime.live import LiveBytes
+from tests.support.graphs import Apply
 from tests.support.models import DenseNet, UNet
 from tests.support.peaks import densities_of, held_step, peaks_of_steps
 from tests.support.plan_cases import LINKED, Small, data, loss_of, made, ways
@@ -73,25 +73,22 @@ def test_payloads_masks_and_maps_on_the_host_too(name, number):
     assert measured(model, plan, x, y)[1] <= simulate(graph, plan, costs).peak_bytes
 
 
-class Wide(nn.Module):
-    """Of three maps the last two come back from the first, before a task that makes a gradient; ``again``: the first is
-    read once more by what starts them."""
+def wide(channels, again):
+    """Of three maps the last two come back from the first; ``again``: what starts them reads it once more."""
 
-    def __init__(self, source, again):
-        super().__init__()
-        self.first, self.second, self.third = nn.Conv2d(3, source, 1), nn.Conv2d(source, 8, 1), nn.Conv2d(8, 16, 1)
-        self.last, self.again = nn.Conv2d(16, 3, 1), again
+    def forward(m, x):
+        source = torch.relu(m[0](x))
+        y = m[2](torch.sigmoid(m[1](source))).sigmoid()
+        return m[3](y * source[:, :16] if again else y).square().mean()
 
-    def forward(self, x):
-        source = torch.relu(self.first(x))
-        y = self.third(torch.sigmoid(self.second(source))).sigmoid()
-        return self.last(y * source[:, :16] if self.again else y).square().mean()
+    sizes = (3, channels), (channels, 8), (8, 16), (16, 3)
+    return Apply(forward, *(nn.Conv2d(*size, 1) for size in sizes))
 
 
 def planned(again, kept, channels=16):
     """(model, input, graph, costs, plan): the maps between run anew from a source that is ``kept`` in some form."""
     torch.manual_seed(0)
-    model, x = Wide(channels, again), torch.randn(4, 3, 16, 16)
+    model, x = wide(channels, again), torch.randn(4, 3, 16, 16)
     graph = capture(model, (x,), backward=True)
     costs = cost_table(graph, hardware("cpu"), density=densities_of(model, x))
     of = {op: [graph.values[c.results[0]].storage for c in graph.calls if c.op == op] for op in ("relu", "sigmoid")}

@@ -1,5 +1,4 @@
-"""What a loop holds until its step ends: the model's outputs and what leads to those that no loss reads, gradients of
-inputs, weights that are made in the step, gradients that a library makes unasked. Budgets count all of it."""
+"""Budgets count what a loop holds until its step ends: outputs, gradients of inputs, weights made in the step."""
 
 import copy
 
@@ -15,14 +14,19 @@ from tests.support.nn_cases import same_bits
 from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, steady_peak_bytes
 from tests.support.plan_cases import LINKED
 
+FROZEN = {
+    "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
+    "all but the last": lambda name: not name.startswith("7."),
+    "all but the first": lambda name: name != "0.weight",
+}
+
 
 def conv(i, o, k=3):
     return nn.Conv2d(i, o, k, padding=k // 2)
 
 
 class Head(nn.Module):
-    """A segmentation head as wide as anything before it, and what else models return beside; or branches that lead
-    nowhere, alive until the forward ends, which save what no backward reads."""
+    """A segmentation head, and what else models return beside it; or branches that lead nowhere."""
 
     def __init__(self, kind):
         super().__init__()
@@ -60,8 +64,7 @@ def peaks(model, loss_fn, x, y):
 
 
 def assert_kept(model, loss_fn, x, y):
-    """The plain step to the byte; the least budget kept, and predicted to the byte but for the first step's
-    comparing."""
+    """The least budget is kept, and predicted to the byte but for the first step's comparing; plain to the byte."""
     ask = {"loss_fn": loss_fn, "density": 1.0}
     graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
     costs = cost_table(graph, hardware("cpu"), density=1.0)
@@ -77,7 +80,6 @@ def assert_kept(model, loss_fn, x, y):
 
 @pytest.mark.parametrize("kind", ["features", "in place", "views", "unread", "dead branches"])
 def test_outputs_are_held_until_the_step_ends(kind):
-    torch.manual_seed(0)
     assert_kept(Head(kind), first_of, torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16)))
 
 
@@ -85,7 +87,6 @@ def test_outputs_are_held_until_the_step_ends(kind):
     ("policy", "on"), [("gist", "cpu"), ("modnn", "cpu"), ("checkpoint", "cpu"), ("vdnn-all", LINKED), ("cdma", LINKED)]
 )
 def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
-    torch.manual_seed(0)
     model, x, y = Head("unread"), torch.randn(4, 3, 16, 16), torch.randint(20, (4, 16, 16))
     plan = gistkit.plan(model, x, y, policy=policy, loss_fn=first_of, density=1.0, hardware=on)
     expected, _ = peaks(copy.deepcopy(model), first_of, x, y)
@@ -96,7 +97,6 @@ def test_policies_of_papers_leave_outputs_to_the_loop(policy, on):
 
 @pytest.mark.parametrize("first", [conv(64, 4, 1), nn.Sequential(nn.ReLU(), conv(32, 8))])
 def test_a_gradient_of_the_input_is_counted(first):
-    torch.manual_seed(0)
     width = next(m for m in first.modules() if isinstance(m, nn.Conv2d))
     tail = [nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width.out_channels, 5)]
     model, x = nn.Sequential(first, *tail), torch.randn(4, width.in_channels, 16, 16)
@@ -104,7 +104,6 @@ def test_a_gradient_of_the_input_is_counted(first):
 
 
 def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
-    torch.manual_seed(0)
     model = nn.Sequential(conv(3, 8), nn.ReLU(), conv(8, 8), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 5))
     x, y = torch.randn(4, 3, 16, 16, requires_grad=True), torch.arange(4)
     ask = {"loss_fn": F.cross_entropy, "fidelity": "reassociated"}
@@ -118,16 +117,8 @@ def test_a_batch_that_needs_a_gradient_is_not_cut_and_holds_for_no_other():
         gistkit.step(gistkit.compress(model, plan), F.cross_entropy, x.detach(), y)
 
 
-FROZEN = {
-    "convolutions' weights": lambda name: name in ("0.weight", "3.weight"),
-    "all but the last": lambda name: not name.startswith("7."),
-    "all but the first": lambda name: name != "0.weight",
-}
-
-
 @pytest.mark.parametrize("part", FROZEN)
 def test_frozen_parts(part):
-    torch.manual_seed(0)
     layers = [conv(3, 64), nn.BatchNorm2d(64), nn.ReLU(), conv(64, 64), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(64, 5))
     for name, parameter in model.named_parameters():
@@ -136,24 +127,12 @@ def test_frozen_parts(part):
     assert_kept(model, F.cross_entropy, torch.randn(4, 3, 6, 6), torch.arange(4))
 
 
-class Repeated(nn.Module):
-    """A linear used several times, with more parameters than activations."""
-
-    def __init__(self, width, times):
-        super().__init__()
-        torch.manual_seed(0)
-        self.again, self.head, self.times = nn.Linear(width, width), nn.Linear(width, 3), times
-
-    def forward(self, x):
-        for i in range(self.times):
-            x = torch.tanh(self.again(x)) if i % 2 else F.relu(self.again(x))
-        return self.head(x)
-
-
 @pytest.mark.parametrize("fidelity", ["bitwise", "reassociated"])
 def test_one_that_is_used_several_times_keeps_a_budget(fidelity):
-    """Its weight's gradients are summed when the node that made them has let go of its bias's."""
-    model, x, y = Repeated(64, 4), torch.randn(32, 64), torch.arange(32) % 3
+    """A large linear, whose weight's gradients are summed when the node that made them has let go of its bias's."""
+    again = nn.Linear(64, 64)
+    model = nn.Sequential(again, nn.ReLU(), again, nn.Tanh(), again, nn.ReLU(), again, nn.Tanh(), nn.Linear(64, 3))
+    x, y = torch.randn(32, 64), torch.arange(32) % 3
     plan = least_plan(model, x, y, loss_fn=F.cross_entropy, fidelity=fidelity, density=1.0)
     held_step(model, F.cross_entropy, x, y)
     twin = gistkit.compress(copy.deepcopy(model), plan)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import gistkit
-from tests.support.models import Checkpointed
+from tests.support.graphs import Apply
+from tests.support.models import Call, Checkpointed
 from tests.support.peaks import densities_of, least_plan, peaks_of_steps, unchecked_peak
 
 
@@ -24,17 +25,15 @@ def last(kernel=1):
     return conv(kernel).to(memory_format=torch.channels_last)
 
 
-class Attention(nn.Module):
+def attend(m, x):
     """Of the pixels with themselves: where query, key and value are one object PyTorch forms them in one product."""
+    pixels = x[..., :12, :12].flatten(2).transpose(1, 2)
+    pixels = pixels + m[0](pixels, pixels, pixels, need_weights=False)[0]
+    return pixels.transpose(1, 2).reshape(-1, 8, 12, 12)
 
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
 
-    def forward(self, x):
-        pixels = x[..., :12, :12].flatten(2).transpose(1, 2)
-        pixels = pixels + self.attention(pixels, pixels, pixels, need_weights=False)[0]
-        return pixels.transpose(1, 2).reshape(-1, 8, 12, 12)
+def attention():
+    return Apply(attend, nn.MultiheadAttention(8, 2, batch_first=True))
 
 
 def again(reentrant):
@@ -56,13 +55,11 @@ LAYERS = {
     "activations in place": lambda: [conv(), nn.ReLU6(True), conv(), nn.Hardswish(True), conv(), nn.ELU(inplace=True)],
     "dilated, strided, transposed": lambda: [nn.Conv2d(8, 8, 3, 2, 2, 2), nn.ReLU(), nn.ConvTranspose2d(8, 8, 4, 2, 1)],
     "upsampled": lambda: [conv(), nn.ReLU(), nn.AvgPool2d(3, 2, 1), nn.Upsample(scale_factor=2, mode="bilinear")],
-    "attention": lambda: [nn.ReLU(), Attention(), nn.ConvTranspose2d(8, 8, 2, 2), conv(), nn.ReLU()],
+    "attention": lambda: [nn.ReLU(), attention(), nn.ConvTranspose2d(8, 8, 2, 2), conv(), nn.ReLU()],
     "activations in place on a view": lambda: [conv(), nn.InstanceNorm2d(8), nn.ReLU(True), conv(), nn.SiLU(True)],
     "checkpoint": lambda: [conv(), nn.ReLU(), again(False), conv(), nn.ReLU()],
     "reentrant checkpoint": lambda: [conv(), nn.ReLU(), again(True), conv(), nn.ReLU()],
 }
-
-
 LAYOUTS = {
     "a ReLU": lambda: [conv(), nn.ReLU(), conv(1), nn.ReLU(), last()],
     "a ReLU in place": lambda: [conv(), nn.ReLU(inplace=True), conv(), nn.ReLU(inplace=True), last()],
@@ -73,20 +70,6 @@ LAYOUTS = {
     "ReLUs without gradients": lambda: [nn.ReLU(), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1)],
     "small maps, channels_last": lambda: [last(), nn.ReLU(), conv(1), nn.ReLU(), conv(1, 4)],
 }
-
-
-class Net(nn.Module):
-    def __init__(self, layers):
-        super().__init__()
-        self.layers, self.last = nn.Sequential(*layers), nn.Conv2d(8, 4, 1)
-
-    def forward(self, x):
-        return self.last(self.layers(x)).square().mean()
-
-
-class Summed(nn.Sequential):
-    def forward(self, x):
-        return super().forward(x).sum()
 
 
 def assert_kept(model, x, density=None):
@@ -106,8 +89,10 @@ def assert_kept(model, x, density=None):
 @pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation:UserWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_layer(name):
-    torch.manual_seed(0)
-    model, x = Net(LAYERS[name]()), torch.randn(4, 8, 24, 24)
+    model, x = (
+        nn.Sequential(*LAYERS[name](), nn.Conv2d(8, 4, 1), Call(lambda y: y.square().mean())),
+        torch.randn(4, 8, 24, 24),
+    )
     twin = assert_kept(model, x)
     pairs = zip(model.parameters(), twin.parameters(), strict=True)
     assert all(torch.equal(a.grad, b.grad) for a, b in pairs if a.requires_grad)
@@ -115,7 +100,6 @@ def test_every_layer(name):
 
 @pytest.mark.parametrize(("name", "last"), [(name, bool(i % 2)) for i, name in enumerate(LAYOUTS)])
 def test_every_layout(name, last):
-    torch.manual_seed(0)
-    model, x = Summed(*LAYOUTS[name]()), torch.randn(4, 8, 16, 16)
+    model, x = nn.Sequential(*LAYOUTS[name](), Call(torch.sum)), torch.randn(4, 8, 16, 16)
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     assert_kept(model, x, 1.0 if "dropout" in name else None)  # a dropout draws other zeros at every step

@@ -29,22 +29,15 @@ from tests.support.peaks import densities_of, held_step, peaks_of_steps, steady_
 BATCH = 4
 LIMITS = {"time_limit_s": 0.6}
 TIGHT = 0.05
-NETS = {
-    "convolutions": convolutions,
-    "bottlenecks": bottlenecks,
-    "inceptions": inceptions,
-    "dense": DenseNet,
-    "unet": UNet,
-}
-
+NETS = {"convolutions": convolutions, "bottlenecks": bottlenecks, "inceptions": inceptions}
+NETS |= {"dense": DenseNet, "unet": UNet}
 
 Case = namedtuple("Case", "model x y graph costs loss grads plain_bytes")
 """A model with its batch, its captured step and costs, and what a plain step gives and needs."""
 
 
 def run(model, x, y, parts=1):
-    """(loss, gradients) of the second of two steps, the peaks of live bytes of both; everything counted, gradients none
-    at first."""
+    """(loss, gradients) of the second of two steps from no gradients, the peaks of live bytes of both."""
     losses = []
 
     def step():

@@ -11,32 +11,25 @@ from torch import nn
 import gistkit
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
+from tests.support.graphs import Apply
 from tests.support.models import Call, Checkpointed
 from tests.support.nn_cases import same_bits
 from tests.support.peaks import least_plan, peaks_of, peaks_of_steps, steady_peak_bytes
 
 
-class Residual(nn.Module):
+def residual(m, x):
     """relu(BN(x) + BN(y)) and relu(BN(x) + x), whose outputs two convolutions read."""
-
-    def __init__(self, features=8):
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(i, features, 3, padding=1) for i in (3, *[features] * 3))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(features) for _ in range(4))
-
-    def forward(self, x):
-        x = torch.relu(self.norms[0](self.convs[0](x)))
-        y = self.convs[1](x)
-        y = torch.relu(self.norms[1](y) + x)
-        z = torch.relu(self.norms[2](self.convs[2](y)) + self.norms[3](y))
-        return self.convs[3](z).sum()
+    x = torch.relu(m[4](m[0](x)))
+    y = torch.relu(m[5](m[1](x)) + x)
+    z = torch.relu(m[6](m[2](y)) + m[7](y))
+    return m[3](z).sum()
 
 
 def test_rebuilds_in_low_precision_keep_the_plan_to_the_byte():
     """PyTorch's operators make fp32 copies there: of blocks of a tensor, which the plan counts."""
-    torch.manual_seed(0)
-    model, x = Residual().bfloat16(), torch.randn(4, 3, 20, 20).bfloat16()
-    for norm in model.norms:
+    convs, norms = (nn.Conv2d(i, 8, 3, padding=1) for i in (3, 8, 8, 8)), [nn.BatchNorm2d(8) for _ in range(4)]
+    model, x = Apply(residual, *convs, *norms).bfloat16(), torch.randn(4, 3, 20, 20).bfloat16()
+    for norm in norms:
         norm.float()
     gist = gistkit.plan(model, x, policy="gist")
     assert any(d.codec == "rebuild" for d in gist.decisions), [d.codec for d in gist.decisions]
@@ -82,7 +75,6 @@ def stepped(model, x, y, context, how):
 )
 def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
     """In a loop that leaves the context before backward, and in gistkit.step."""
-    torch.manual_seed(0)
     model, x, y = MIXED[name](), torch.randn(4, 3, 16, 16), torch.arange(4)
     context = functools.partial(torch.autocast, "cpu", dtype=dtype)
     ask = {"loss_fn": F.cross_entropy, "density": 1.0}
@@ -98,7 +90,6 @@ def test_budgets_count_the_casts_that_autocast_holds(name, how, dtype):
 
 def test_sub_batches_under_autocast_are_alike():
     """No cast that a checkpoint makes in one part's backward is left to the next part's forward."""
-    torch.manual_seed(0)
     model, x, y = MIXED["checkpoint"](), torch.randn(4, 3, 16, 16), torch.arange(4)
     context = functools.partial(torch.autocast, "cpu", dtype=torch.bfloat16)
     with context():
@@ -122,7 +113,6 @@ DOUBLE = {
 def test_budgets_in_double_count_the_operators_that_run(name):
     """PyTorch's own: a convolution's or linear's backward makes both gradients at once. Of what only pools save their
     shape alone is kept all the same."""
-    torch.manual_seed(0)
     model = nn.Sequential(DOUBLE[name](), Call(lambda y: y.square().mean())).double()
     x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
     graph = gistkit.capture(model, (x,), backward=True)

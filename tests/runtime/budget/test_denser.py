@@ -21,20 +21,11 @@ from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.sparse_sizes.exact import ExactPacker
 from tests.runtime.sparse_sizes.test_exact import LateCounts
+from tests.support.graphs import Apply
+from tests.support.models import relu_chain
 from tests.support.peaks import densities_of
 
 ROWS, WIDTH = 4, 2048
-
-
-class Gate(nn.Module):
-    """A ReLU's output that backward reads by value: as dense as the input has positive numbers."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(WIDTH, 2)
-
-    def forward(self, x):
-        return self.head(torch.relu(x * 1.0))
 
 
 def rows(*shares):
@@ -46,7 +37,8 @@ def rows(*shares):
 
 
 def compressed(planned, room, sub_batches=1):
-    model = Gate()
+    """A ReLU's output that backward reads by value: as dense as the input has positive numbers."""
+    model = Apply(lambda m, x: m[0](torch.relu(x * 1.0)), nn.Linear(WIDTH, 2))
     graph = gistkit.capture(model, (rows(*[0.5] * ROWS),), on_cpu=True)
     relu = next(c for c in graph.calls if c.op == "relu")
     storage = graph.values[relu.results[0]].storage
@@ -101,10 +93,7 @@ class Chain(nn.Module):
 
     def __init__(self):
         super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Conv2d(8 if i else 3, 8, 3, padding=1) for i in range(7))
-        for layer in self.layers:
-            nn.init.constant_(layer.bias, 0.1)
+        self.layers = relu_chain(7, 8, 0.1)[:14:2]
 
     def forward(self, x):
         for layer in self.layers:

@@ -11,6 +11,7 @@ from torch import nn
 
 import gistkit
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle, shift  # noqa: F401
+from tests.support.graphs import Apply
 from tests.support.nn_cases import same_bits
 
 
@@ -139,22 +140,11 @@ def test_threads_side_by_side(compressed_and_plain):
             assert all(same_bits(got, expected) for got in found)
 
 
-class Turned(nn.Module):
-    """A convolution of a ReLU's output with height and width exchanged: a view of the same storage."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.relu = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
-        self.conv, self.other = nn.Conv2d(8, 8, 3, bias=False), nn.Conv2d(8, 8, 3, bias=False)
-
-    def forward(self, x):
-        y = self.relu(self.norm(self.first(x)))
-        return (self.conv(y) + self.other(y.transpose(2, 3))).mean((2, 3))
-
-
 def test_a_stash_that_is_seen_otherwise(compressed_and_plain):
-    torch.manual_seed(0)
-    plain = Turned()
+    """A convolution of a ReLU's output with height and width exchanged: a view of the same storage."""
+    first = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+    convs = (nn.Conv2d(8, 8, 3, bias=False) for _ in range(2))
+    plain = Apply(lambda m, x: (m[1](y := m[0](x)) + m[2](y.transpose(2, 3))).mean((2, 3)), first, *convs)
     settle((gistkit.compress(copy.deepcopy(plain)), plain), 9)
 
 

@@ -1,5 +1,4 @@
-"""The short way under a plan of the caller's, of models that are changed, watched or used otherwise between steps: what
-the long way does and refuses, the short way does and refuses; and calls are counted alike."""
+"""Specialised calls under a given plan, of models that are changed or watched: they do and refuse the same."""
 
 from collections import Counter
 from functools import cache

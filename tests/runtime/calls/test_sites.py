@@ -12,7 +12,8 @@ from torch import nn
 import gistkit
 from gistkit.runtime.live import LiveBytes
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
-from tests.support.nn_cases import same_bits
+from tests.support.models import Call
+from tests.support.training import assert_same_gradients
 
 
 class Seen(nn.Module):
@@ -174,32 +175,11 @@ class Gate(nn.Module):
         return x * self.squeeze(x.mean((2, 3), keepdim=True)).sigmoid()
 
 
-class Gated(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), Gate())
-            for i in range(3)
-        )
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.mean((1, 2, 3))
-
-
 def test_a_gate_reads_the_stash_of_what_it_scales():
-    torch.manual_seed(0)
-    plain = Gated().train()
-    ours = gistkit.compress(copy.deepcopy(plain))
-    for seed in range(4):
-        x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
-        grads = []
-        for model in (plain, ours):
-            model.zero_grad()
-            model(x).sum().backward()
-            grads.append([p.grad for p in model.parameters()])
-        assert all(map(same_bits, *grads))
+    convs = (nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1) for i in range(3))
+    layers = (m for conv in convs for m in (conv, nn.BatchNorm2d(16), nn.ReLU(), Gate()))
+    model = nn.Sequential(*layers, Call(lambda x: x.mean((1, 2, 3))))
+    ours = assert_same_gradients(model, lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
     engine = ours.forward.engine
     (sites,) = engine._sites.values()
     assert [type(s).__name__ for s in sites._sites if type(s.ref()) is Gate] == ["Reading"] * 3

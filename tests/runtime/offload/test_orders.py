@@ -24,8 +24,7 @@ SCARCE, PLENTY = (12_000, 30_000), (60_000, 60_000)
 
 
 class Step(NamedTuple):
-    """``what`` is done with the parcel of number ``which``, counted from the newest; ``size`` and ``on`` are a put's
-    and the stream that is current."""
+    """What is done with which parcel, counted from the newest; ``size`` is a put's, ``on`` the current stream."""
 
     what: str
     which: int
@@ -73,8 +72,11 @@ class Run:
     def do(self, plan: list[Step]) -> None:
         for number, step in enumerate(plan):
             self.device.current = step.on
+            at = len(self._parcels) - 1 - step.which
+            if at < 0 and step.what in ("prefetch", "get", "drop", "release"):
+                continue
             try:
-                getattr(self, f"_{step.what}")(step, self.offloaders[number % len(self.offloaders)])
+                getattr(self, f"_{step.what}")(step, self.offloaders[number % len(self.offloaders)], at)
             except (torch.OutOfMemoryError, HostMemoryError, _FailedError):
                 self._parcels, self._sources = [], []  # as an exception's traceback lets go of them
 
@@ -97,18 +99,18 @@ class Run:
         assert self.device.held_bytes(False) == 0, "device memory is left"
         assert self.device.held_bytes(True) == 0, "host memory is left"
 
-    def _put(self, step: Step, offloader: Offloader) -> None:
+    def _put(self, step: Step, offloader: Offloader, at: int) -> None:
         values = self._values.integers(0, 128, SIZES[step.size], np.uint8)
         x = self.device.write(values)
         self._parcels.append((offloader.put(x), (values,)))
 
-    def _encoding(self, step: Step, offloader: Offloader) -> None:
+    def _encoding(self, step: Step, offloader: Offloader, at: int) -> None:
         values = [self._values.integers(0, 128, n, np.uint8) for n in (SIZES[step.size], 8, 33)]
         x = [self.device.write(v) for v in values]
         form = torch.empty(5, 3, device="meta")
         self._parcels.append((offloader.put(Encoded("zvc", tuple(x), form)), tuple(values)))
 
-    def _sparse(self, step: Step, offloader: Offloader) -> None:
+    def _sparse(self, step: Step, offloader: Offloader, at: int) -> None:
         """An encode's scratch, of whose size the host knows the worst case."""
         name = ("zvc", "csr", "zvc+fp8")[step.which % 3]
         x = torch.from_numpy(self._values.standard_normal(SIZES[step.size] + 1, np.float32))
@@ -117,32 +119,25 @@ class Run:
         payload = [self.device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
         self._parcels.append((offloader.put(encoded.over(tuple(payload))), CODECS[name].decode(encoded)))
 
-    def _kept(self, step: Step, offloader: Offloader) -> None:
+    def _kept(self, step: Step, offloader: Offloader, at: int) -> None:
         """A put of what somebody else holds as well."""
         values = self._values.integers(0, 128, SIZES[step.size], np.uint8)
         self._sources.append(self.device.write(values))
         self._parcels.append((offloader.put(self._sources[-1]), (values,)))
 
-    def _chosen(self, step: Step) -> int | None:
-        return len(self._parcels) - 1 - step.which if step.which < len(self._parcels) else None
+    def _prefetch(self, step: Step, offloader: Offloader, at: int) -> None:
+        self._parcels[at][0].prefetch()
 
-    def _prefetch(self, step: Step, offloader: Offloader) -> None:
-        at = self._chosen(step)
-        if at is not None:
-            self._parcels[at][0].prefetch()
-
-    def _get(self, step: Step, offloader: Offloader) -> None:
-        at = self._chosen(step)
-        if at is not None:
-            parcel, expected = self._parcels[at]
-            got = parcel.get()
-            if isinstance(expected, torch.Tensor):
-                self.device.run(step.on, partial(self._note_decoded, got.over(()), expected), *got.payload)
-                return
-            payload = got.payload if isinstance(got, Encoded) else (got,)
-            for t, values in zip(payload, expected, strict=True):
-                if len(values):
-                    self.device.run(step.on, partial(self._note, values), t)
+    def _get(self, step: Step, offloader: Offloader, at: int) -> None:
+        parcel, expected = self._parcels[at]
+        got = parcel.get()
+        if isinstance(expected, torch.Tensor):
+            self.device.run(step.on, partial(self._note_decoded, got.over(()), expected), *got.payload)
+            return
+        payload = got.payload if isinstance(got, Encoded) else (got,)
+        for t, values in zip(payload, expected, strict=True):
+            if len(values):
+                self.device.run(step.on, partial(self._note, values), t)
 
     def _note(self, values: np.ndarray, t: torch.Tensor) -> None:
         self._read.append((t.numpy().copy(), values))
@@ -150,24 +145,20 @@ class Run:
     def _note_decoded(self, form: Encoded, x: torch.Tensor, *payload: torch.Tensor) -> None:
         self._read.append((CODECS[form.codec].decode(form.over(payload)).numpy(), x.numpy()))
 
-    def _drop(self, step: Step, offloader: Offloader) -> None:
-        at = self._chosen(step)
-        if at is not None:
-            del self._parcels[at]
+    def _drop(self, step: Step, offloader: Offloader, at: int) -> None:
+        del self._parcels[at]
 
-    def _trim(self, step: Step, offloader: Offloader) -> None:
+    def _trim(self, step: Step, offloader: Offloader, at: int) -> None:
         offloader.trim(SIZES[step.size])
 
-    def _release(self, step: Step, offloader: Offloader) -> None:
-        at = self._chosen(step)
-        if at is not None:
-            self._parcels[at][0].release()
+    def _release(self, step: Step, offloader: Offloader, at: int) -> None:
+        self._parcels[at][0].release()
 
-    def _work(self, step: Step, offloader: Offloader) -> None:
+    def _work(self, step: Step, offloader: Offloader, at: int) -> None:
         """A kernel of the computation, with memory of its own that goes at once."""
         self.device.write(np.zeros(SIZES[step.size], np.uint8))
 
-    def _fail(self, step: Step, offloader: Offloader) -> None:
+    def _fail(self, step: Step, offloader: Offloader, at: int) -> None:
         raise _FailedError
 
 

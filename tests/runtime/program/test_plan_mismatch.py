@@ -1,6 +1,4 @@
-"""A plan with a budget against a model that is not the planned one: other kernels, strides, modes, frozen weights, in
-place of those planned or put there after compress; other forwards, whatever the plan promises. What was planned, what
-came and what to do is in the error."""
+"""A plan with a budget against a model that is not the planned one: what was planned, what came, what to do."""
 
 import copy
 from functools import cache

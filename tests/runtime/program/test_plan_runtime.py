@@ -22,7 +22,6 @@ from tests.support.plan_cases import LINKED, Shared, Small, captured, data, host
     [(Small, "device", 0), (Small, "host", 2), (UNet, "device", 2), (UNet, "host", 1), (DenseNet, "host", 0)],
 )
 def test_every_decision_is_carried_out_to_the_bit_and_the_byte(make, place, number):
-    torch.manual_seed(0)
     model, (x, y) = make().train(), data()
     graph, _ = captured(model, x, y)
     costs = cost_table(graph, LINKED, density=densities_of(model, x))

@@ -16,8 +16,6 @@ from tests.support.tensors import float_values, plain_nan, same_bits, tensors
 
 SPARSE = [name for name, c in CODECS.items() if isinstance(c, Sparse)]
 law = settings(max_examples=5)
-
-
 SLOTS = cycle(torch.zeros(10_000, dtype=torch.int64).unbind())
 """Made before any bytes are counted."""
 

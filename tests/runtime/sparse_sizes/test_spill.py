@@ -40,13 +40,9 @@ def lent_bytes(s):
         return s.held_bytes - sum(m.numel() for spans in s._free.values() for m in spans)
 
 
+@patch.object(spill, "LEAST_BYTES", 2**10)
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 7)), max_size=40))
 def test_every_span_is_its_owners_alone_until_it_dies(steps):
-    with patch.object(spill, "LEAST_BYTES", 2**10):
-        check_spans(steps)
-
-
-def check_spans(steps):
     s, asked = owner()
     held = {}
     for number, (nbytes, victim) in enumerate(steps):

@@ -11,6 +11,7 @@ from gistkit.runtime.stash.verify import blocks, digest
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex128]
 few = settings(max_examples=15)
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
 def laid_out(shape, order, dtype=torch.float32, seed=0):
@@ -18,9 +19,6 @@ def laid_out(shape, order, dtype=torch.float32, seed=0):
     x = torch.randn([shape[d] for d in order], generator=torch.Generator().manual_seed(seed))
     inverse = [order.index(d) for d in range(len(order))]
     return (x * 3).to(dtype).permute(inverse)
-
-
-shapes = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 
 
 @given(shapes.flatmap(lambda s: st.tuples(st.just(s), st.permutations(range(len(s))))), st.integers(1, 2000))
