@@ -66,42 +66,24 @@ def _nothing(*_, **__) -> None:
     return None
 
 
-@operator("mask", "mask1_encode(Tensor x) -> Tensor")
-def mask1_encode(x):
+def _like_first(x, *_):
+    return torch.empty_like(x)
+
+
+def _mask_of(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
-def relu_mask1(x):
-    return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")
-def relu_mask1_(x):
-    return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")
-def mask1_backward(grad, mask):
-    return torch.empty_like(grad)
-
-
+mask1_encode = operator("mask", "mask1_encode(Tensor x) -> Tensor")(_mask_of)
+relu_mask1 = operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")(lambda x: (torch.empty_like(x), _mask_of(x)))
+relu_mask1_ = operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")(_mask_of)
+mask1_backward = operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")(_like_first)
 mask1_backward_ = operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()")(_nothing)
-
-
-@operator("mask", "bits_encode(Tensor b) -> Tensor")
-def bits_encode(b):
-    return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")
-def bits_decode(mask, n):
-    return mask.new_empty((n,), dtype=torch.bool)
-
-
-@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
-def dropout_backward(grad, mask, scale):
-    return torch.empty_like(grad)
+bits_encode = operator("mask", "bits_encode(Tensor b) -> Tensor")(_mask_of)
+bits_decode = operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")(
+    lambda mask, n: mask.new_empty((n,), dtype=torch.bool)
+)
+dropout_backward = operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")(_like_first)
 
 
 @operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)")

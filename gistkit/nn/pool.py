@@ -51,11 +51,8 @@ class _MaxPool2d(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, grad: torch.Tensor):
         kept: _Map = take(ctx)
-        (grad,) = grads
-        if grad is None:
-            return (None,) * 6
         height, width = kept.shape[-2:]
         batch = grad if grad.dim() == 4 else grad.unsqueeze(0)
         grad_x = ops.maxpool_backward(
