@@ -35,9 +35,8 @@ from gistkit.kernels import current_device, is_dense
 from gistkit.runtime.offload.arena import PinnedArena
 from gistkit.runtime.offload.backends import Backend, Event, Stream
 from gistkit.runtime.offload.lanes import Lanes
-from gistkit.runtime.offload.parcel import Parcel
+from gistkit.runtime.offload.parcel import Parcel, Record, State, versions_of
 from gistkit.runtime.offload.parts import Bytes, LayOut, laid_out
-from gistkit.runtime.offload.records import Record, State, versions_of
 
 
 class Offloader:
