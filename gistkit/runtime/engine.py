@@ -28,7 +28,7 @@ from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.density_excess import denser, remember, warn_of_excess
+from gistkit.runtime.program.budget_warnings import PendingBackwards, denser, remember, warn_of_excess
 from gistkit.runtime.program.match_plan import (
     Shapes,
     check_capture,
@@ -37,14 +37,12 @@ from gistkit.runtime.program.match_plan import (
     given_program,
     shapes,
 )
-from gistkit.runtime.program.pending_backwards import PendingBackwards
 from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts, Spilled, spilled_note
 from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))

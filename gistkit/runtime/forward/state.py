@@ -25,8 +25,7 @@ from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program,
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import Forecasts
+from gistkit.runtime.sparse_sizes.exact import ExactPacker, Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
 PAYS = 0.95
