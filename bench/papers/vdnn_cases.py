@@ -7,8 +7,8 @@ from functools import cached_property
 
 from bench.papers.baselines import average_bytes, gradient_maps, network_wide, oracular_s
 from bench.papers.library import LibraryStep
-from gistkit.ir.layer_view import CONV, Layer, layers
 from gistkit.ir.plan import Plan
+from gistkit.ir.queries import CONV, Layer, layers
 from gistkit.ir.tasks import Block
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn

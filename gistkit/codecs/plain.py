@@ -42,8 +42,7 @@ class Dense(Codec):
 
 
 class Mask1(Codec):
-    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize). Decodes to 1
-    and 0."""
+    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize)."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)

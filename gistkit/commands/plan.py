@@ -52,7 +52,6 @@ class Findings:
 
     @property
     def plain(self) -> Plan:
-        """Plain PyTorch's plan."""
         return next(row.plan for row in self.rows if row.policy == "plain" and row.plan)
 
 

@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from gistkit import formats
-from gistkit.kernels.layout import STRIDES, code_count, code_dtype, is_channels_last, unit_dtype, value_dtype
+from gistkit.kernels.layout import STRIDES, code_count, code_dtype, is_channels_last, maps_like, unit_dtype, value_dtype
 
 LIBRARY = torch.library.Library("gistkit", "DEF")
 _LAUNCHERS = {
@@ -195,12 +195,9 @@ def pool_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool
     "bool zero_code, int bits) -> (Tensor, Tensor)",
 )
 def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits):
-    n, c, h, w = x.shape
-    oh = pool_size(h, kernel[0], stride[0], padding[0], ceil_mode)
-    ow = pool_size(w, kernel[1], stride[1], padding[1], ceil_mode)
-    memory_format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    y = torch.empty((n, c, oh, ow), dtype=x.dtype, device=x.device, memory_format=memory_format)
-    return y, x.new_empty((formats.argmax_bytes(n * c * oh * ow, bits),), dtype=torch.uint8)
+    sizes = (pool_size(x.shape[2 + i], kernel[i], stride[i], padding[i], ceil_mode) for i in range(2))
+    y = maps_like(x, *sizes, is_channels_last(x))
+    return y, x.new_empty((formats.argmax_bytes(y.numel(), bits),), dtype=torch.uint8)
 
 
 @operator(
@@ -209,7 +206,4 @@ def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits
     "int[2] padding, bool channels_last, bool zero_code, int bits) -> Tensor",
 )
 def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, channels_last, zero_code, bits):
-    n, c = grad_y.shape[:2]
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    shape = (n, c, height, width)
-    return torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=memory_format)
+    return maps_like(grad_y, height, width, channels_last)

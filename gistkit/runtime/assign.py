@@ -124,7 +124,6 @@ class Assignment:
     exact_bytes: int = 0
 
     def details(self) -> dict[str, Any]:
-        """The same for ``Plan.details``."""
         found = {**asdict(self), "formats": {str(s): name for s, name in self.formats.items()}}
         return {"lossy": AUTO, "auto": {"model": MODEL, **found}}
 

@@ -89,7 +89,6 @@ class Engine:
 
     @property
     def stats(self) -> StepStats | None:
-        """What the last step kept; None before the first."""
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats
@@ -102,8 +101,7 @@ class Engine:
 
     @property
     def all_notes(self) -> list[str]:
-        """``notes``, and what the last step found about its sparse storages: waits for sizes, and what was larger
-        than forecast."""
+        """``notes``, and of the last step's sparse storages waits for sizes and what was larger than forecast."""
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
@@ -198,8 +196,7 @@ class Engine:
         return self._install(key, graph)
 
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
-        """Plan by the densities known so far; a program that would do the same stays, with what its calls have
-        learnt."""
+        """Plan by the densities known so far; a program that would do the same stays."""
         densities = self._densities.setdefault(key, {})
         plan = gist(graph, lossy=self._formats.of(graph), densities=densities, sparse=self.settings.sparse)
         known = self._programs.get(key)

@@ -53,8 +53,7 @@ BOUNDS = {
 class AccuracySettings:
     """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
     from one measurement of densities to the next, in fp32's first seed; 0 for none. ``tf32``: convolutions on CUDA
-    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: parameters and images are in that memory
-    format.
+    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: of parameters and images.
 
     Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
     twice, and for densities without ``fp32``.
@@ -102,7 +101,6 @@ class _Run:
     on_step: Callable[[int], None]
 
     def state(self) -> Row:
-        """All that the next epoch begins with."""
         return {"model": self.model.state_dict(), "sgd": self.sgd.state_dict()}
 
 
@@ -246,7 +244,6 @@ class Accuracy:
 
     @torch.no_grad()
     def _accuracy(self, model: torch.nn.Module) -> float:
-        """Of all test images."""
         model.eval()
         batches = self._test_images.whole(self.settings.batch)
         right = [(model(x).argmax(1) == targets).sum() for x, targets in batches]

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gistkit.compiled import moves
+from gistkit.compiled import partitioner
 
 
 @pytest.fixture(autouse=True)
 def all_rebuilds(monkeypatch):
-    monkeypatch.setattr(moves, "TIME_SHARE", float("inf"))
+    monkeypatch.setattr(partitioner, "TIME_SHARE", float("inf"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gistkit
-from gistkit.compiled import Settings, moves, partitioner, record
+from gistkit.compiled import Settings, partitioner, record
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, case, loss_of
 
@@ -19,8 +19,7 @@ from gistkit.compiled.custom import Partitioner
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    for module in (moves, partitioner):
-        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+    monkeypatch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)
 
 
 def laid_out(name, rows):

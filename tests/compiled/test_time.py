@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.compiled import Settings, moves, partitioner
+from gistkit.compiled import Settings, partitioner
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
@@ -69,8 +69,7 @@ def net_of(kind, rows):
 @pytest.mark.parametrize("same_kernels", [False, True])
 def test_products_made_anew_have_the_same_bits(monkeypatch, kind, rows, loss, same_kernels):
     if same_kernels:
-        for module in (moves, partitioner):
-            monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+        monkeypatch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)
     model, x, y = net_of(kind, rows)
     plain, _ = run(loss, model, [(x, y)], None)
     ours, (graph,) = run(loss, model, [(x, y)], Settings())
@@ -83,8 +82,7 @@ def test_products_made_anew_have_the_same_bits(monkeypatch, kind, rows, loss, sa
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
 @pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 256), ("perceptron", 2048)])
 def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(monkeypatch, kind, rows):
-    for module in (moves, partitioner):
-        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+    monkeypatch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)
     gpu_code.pretend_gpu(monkeypatch)
     plain = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss)
     ours = gpu_code.kernels(lambda: net_of(kind, rows), amp_loss, Partitioner(Settings()))
@@ -106,7 +104,7 @@ def test_what_takes_a_kernel_of_its_own_is_rounded_last(monkeypatch):
     model, x, y = net_of("perceptron", 2048)
     found = {}
     for share in (0.85, 0.0, 10.0):
-        monkeypatch.setattr(moves, "ROUNDED_SHARE", share)
+        monkeypatch.setattr(partitioner, "ROUNDED_SHARE", share)
         _, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
         found[share] = graph
     assert found[0.0].kept_bytes < found[10.0].kept_bytes
@@ -148,7 +146,7 @@ def test_what_only_forward_makes_stays():
 
 
 def test_the_report_tells_what_was_left_out(monkeypatch):
-    monkeypatch.setattr(moves, "TIME_SHARE", 0.0)
+    monkeypatch.setattr(partitioner, "TIME_SHARE", 0.0)
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
     assert any("are left out" in note for note in graph.notes)

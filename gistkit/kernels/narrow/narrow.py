@@ -3,9 +3,8 @@
 Rounding, scaling and error bounds are those of :mod:`gistkit.kernels.reference.narrow`, to the bit; the arithmetic is
 in :mod:`gistkit.kernels.narrow.rounding`. Scaled, a row of a tile is a block of 128 elements. One launch either way.
 
-``fp10`` is three codes to a 32-bit word, in planes: of W words, word i holds elements i, i+W and i+2W. W is a whole
-number of scale blocks (:func:`gistkit.formats.fp10_words`). So every plane starts at an aligned address, where accesses
-are 16 bytes a lane, and with a scale per block the elements of a tile of words are whole blocks.
+``fp10`` packs three codes to a word in planes (:mod:`gistkit.formats`). Every plane starts at an aligned address, where
+accesses are 16 bytes a lane, and with a scale per block the elements of a tile of words are whole blocks.
 
 ``fp8`` is encoded by the hardware's conversion to e4m3 (sm_89 on), four elements at a time: ``cvt.rn.satfinite`` rounds
 to nearest even with subnormals kept and clamps infinities, which is the scaled form; for the unscaled one see
@@ -126,8 +125,7 @@ def _encode_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16. Else a
-    whole tile has a constant bound, so that accesses are wide: item by item zvc's values took three times a copy's time
-    (H200)."""
+    whole tile has a constant bound, so that accesses are wide: item by item zvc's values took thrice a copy's time."""
     first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
     x_ptr += first
     codes_ptr += first

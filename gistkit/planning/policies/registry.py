@@ -1,7 +1,6 @@
 """All policies by name, ``(graph, costs, budget_bytes, **settings) -> Plan``, for ``gistkit.plan`` and the commands. A
 new policy is one file in this folder and its row in the table. Of the caller's settings (``fidelity``, ``lossy``,
-``reserve``, ``batch_norm``) it is given those that its signature names. :func:`gistkit.planning.forms.make_plan` adds
-the predicted figures to its decisions."""
+``reserve``, ``batch_norm``) it is given those that its signature names. :func:`.make_plan` adds figures."""
 
 from __future__ import annotations
 

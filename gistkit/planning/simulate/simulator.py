@@ -58,8 +58,7 @@ class Simulation:
 
 
 class Simulator:
-    """One graph on one device, taken apart once for many plans; it remembers what every (block, decision) did. Raises
-    PlanError for a graph without tasks."""
+    """One graph on one device, taken apart once for many plans; PlanError for a graph without tasks."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable, *, accumulates: bool = False) -> None:
         self.graph, self.costs, self.index = graph, costs, StepIndex(graph)
@@ -178,8 +177,7 @@ class Simulator:
         return seconds, algorithms
 
     def _of_call(self, choice: CallChoice) -> dict[int, str]:
-        """The algorithms, by task, that a choice names for its call; of a task that has none of that name nothing.
-        Raises PlanError where no task has."""
+        """The algorithms, by task, that a choice names for its call; PlanError where no task has one."""
         call = self.index.covered[choice.covered].index
         known = {t: {a.name for a in self.costs.algorithms[t]} for t in self.index.of_call[call]}
         wanted = {t: of_part(choice.algorithm, self.graph.tasks[t].part_name) for t in known}

@@ -112,8 +112,7 @@ class ForwardState:
         return nbytes <= small_bytes or call in program.roomy_calls
 
     def mark_sparse(self, y: torch.Tensor) -> None:
-        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one), for
-        decisions that follow from the tensor alone."""
+        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one)."""
         if self.program is None or self.probing:
             self.table.tag(y)
 
@@ -270,7 +269,6 @@ class ForwardState:
         return kept
 
     def record_own(self, call: int, op: str, kept: Any) -> None:
-        """Record what a node keeps of its own."""
         if kept is not None:
             self.own.append((call, op, kept))
 

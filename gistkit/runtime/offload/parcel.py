@@ -72,7 +72,6 @@ class Record:
         return self.span_bytes if self.shipment is None else self.packed_start + self.shipment.run_bytes
 
     def arrival(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that have arrived in the buffer."""
         assert self.buffer is not None
         if len(self.parts) == 1 and self.shipment is None:
             return (self.parts[0].over(self.buffer),)
@@ -134,17 +133,14 @@ class Parcel:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes that it keeps on the device now."""
         return 0 if self._record.state is State.HOST else self._record.nbytes
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that it keeps on the host now."""
         return 0 if self._record.span is None else self._record.span.stop - self._record.span.start
 
     def release(self) -> None:
-        """Let go of the source, and of those put before it: work of the compute stream from now on waits for their
-        copies, and may use their memory."""
+        """Let go of the source, and of those put before it: the compute stream waits for their copies."""
         self._offloader.release(self._record)
 
     def stored(self) -> int | None:

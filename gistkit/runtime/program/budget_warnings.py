@@ -2,8 +2,7 @@
 
 *Fewer zeros.* A plan relies on densities. A storage with fewer zeros than planned has a larger payload, bit for bit as
 ever. The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU
-non-zeros are counted before packing. On CUDA the count comes later, perhaps when the step is over, and so does the
-warning.
+non-zeros are counted before packing. On CUDA the count comes later, perhaps when the step is over.
 
 *Earlier forwards.* A budget counts one forward and its backward. A step that runs the model twice before backward, or
 that retains the graph, holds more. A forward has something left as long as a node that made one of its results lives
@@ -156,8 +155,7 @@ class PendingBackwards:
         )
 
     def _room(self, rows: int) -> int:
-        """What the budget leaves beside a step of so many rows; of fewer than planned their share of what the plan
-        keeps too."""
+        """What the budget leaves beside a step of so many rows; of fewer their share of what the plan keeps."""
         fewer = max(0, self._most_rows - rows) if rows else 0
         return self._budget.room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
 

@@ -151,8 +151,7 @@ class ExactPacker:
         """The encoding of x, pending where its size is not known yet; None where it would take more than ``most_bytes``
         by its forecast, and while a CUDA graph is captured. First settles what is due, so that a new scratch can take
         the place of an old one. Waits for the device only if ``bounded``, and not for what is encoded within a
-        ``forecast``, which is told the share of elements stored when the count has arrived. Raises what
-        :meth:`Codec.encode` raises."""
+        ``forecast``, which is told the share of elements stored when the count has arrived."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
         if capturing():
