@@ -22,12 +22,13 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.api import plan
-from gistkit.capture import capture
+from gistkit.capture import Recorder, capture
+from gistkit.codecs import CODECS, dtype_of
 from gistkit.formats import AUTO
-from gistkit.ir import Plan, numel
+from gistkit.ir import Plan, Reading, SavedGraph, numel
+from gistkit.planning.cost import Densities
 from gistkit.report import report
 from gistkit.training.data import orders
-from gistkit.training.density import recorded
 from gistkit.training.device_images import DeviceImages, device_images, epoch_seed
 from gistkit.training.graphed import Figures, GraphedSteps, Step
 from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
@@ -37,6 +38,7 @@ from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_o
 from gistkit.training.verdict import SchemeResult, results
 from gistkit.zoo import load
 
+LAYOUTS = ("zvc", "csr")
 BOUNDS = {
     "seeds": (1, 2**16),
     "epochs": (1, 2**20),
@@ -261,3 +263,31 @@ class Accuracy:
         found = None if which.kind == EXACT else report(model).kept_bytes
         kept_bytes = self._plain_bytes if found is None else found
         return {**plain, "kept_bytes": kept_bytes, "bits": 8 * kept_bytes / self._elements}
+
+
+def recorded(model: torch.nn.Module, x: torch.Tensor) -> tuple[Any, list[dict[str, Any]]]:
+    """The model's output, as without, and the densities of this forward (as in Gist's Fig. 14); waits for the device.
+
+    A row a storage: its id, which is the key that ``gistkit.plan(density=)`` takes for a batch of this size, the
+    operator and module that made it, ``elements``, ``density``, and ``zvc`` and ``csr``: plain bytes over encoded ones.
+    """
+    with Recorder(model) as recorder:
+        out = model(x)
+    graph = recorder.finish(out)
+    return out, [_row(graph, storage) for storage in _with_zeros(graph)]
+
+
+def _with_zeros(graph: SavedGraph) -> list[int]:
+    """Kept storages whose producers speak for zeros: outputs of ReLUs, and of pools and dropouts behind them."""
+    reading = Reading(graph)
+    expected = Densities(reading, None)
+    values = [reading.saved(s.id) for s in graph.kept() if s.density is not None]
+    return [v.storage for v in values if v is not None and expected.expected((v.storage, v.version)) is not None]
+
+
+def _row(graph: SavedGraph, storage: int) -> dict[str, Any]:
+    s, writers = graph.storages[storage], graph.writers(storage)
+    elements, dtype = numel(s), dtype_of(s.dtype)
+    ratios = {name: s.nbytes / CODECS[name].predicted_bytes(elements, dtype, s.density) for name in LAYOUTS}
+    origin = {"op": writers[-1].op, "module": writers[-1].module}
+    return {"storage": storage, **origin, "elements": elements, "density": s.density, **ratios}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ class TrainResult:
             return None
         plain, lossless = self.runs[:2]
         pairs = zip(plain.losses, lossless.losses, strict=True)
-        return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
+        return next((step for step, (a, b) in enumerate(pairs) if pack(">d", a) != pack(">d", b)), None)
 
     def to_json(self) -> str:
         """The result as JSON text, every loss to the bit; one that is not finite is null. With a plan it has ``plan``
@@ -128,10 +128,6 @@ class TrainResult:
         if self.plan is not None:
             fields |= {"plan": json.loads(self.plan.to_json()), "step_s": self.runs[-1].backward_s}
         return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
-
-
-def _bits(value: float) -> bytes:
-    return struct.pack(">d", value)
 
 
 def plot_memory(result: TrainResult, path: Path) -> None:
