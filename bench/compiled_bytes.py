@@ -36,7 +36,7 @@ from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, pools
 from gistkit.compiled.forms.packing import own_tensors
-from gistkit.compiled.moves import TIME_SHARE
+from gistkit.compiled.partitioner import TIME_SHARE
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
 from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value

@@ -28,7 +28,7 @@ from rich.table import Table
 from torch import nn
 
 from bench.compiled_bytes import norms_in_fp32
-from gistkit.compiled import Settings, moves, partitioner, record
+from gistkit.compiled import Settings, partitioner, record
 from gistkit.compiled.custom import Partitioner
 from gistkit.compiled.forms import narrow
 from gistkit.planning.forms.options import FIDELITIES
@@ -269,8 +269,7 @@ def main(argv: list[str] | None = None) -> int:
         from tests.support import gpu_code
 
         gpu_code.pretend_gpu(patch)
-        for module in (moves, partitioner):
-            patch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+        patch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)
         patch.setattr(narrow, "converts_to_float8", lambda device: True)
         for block in words.blocks.split(","):
             plain, _, _ = traffic(block, words.batch, None)

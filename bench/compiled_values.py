@@ -35,10 +35,9 @@ from torch.fx.node import has_side_effect
 
 from bench.compiled import Run, Variant, arguments, caches, unequal
 from bench.rows import environment, utc
-from gistkit.compiled import compat, edit, moves
-from gistkit.compiled.moves import Moves, Settings
+from gistkit.compiled import compat, edit, partitioner
 from gistkit.compiled.operators import materialised
-from gistkit.compiled.partitioner import cut
+from gistkit.compiled.partitioner import Moves, Settings, cut
 from gistkit.compiled.rebuilds.rounding import in_memory
 from gistkit.compiled.split import is_tensor
 
@@ -124,7 +123,7 @@ class Watched(compat.partitioner_base()):
             pair = compat.min_cut(gm, joint_inputs, **words)
         else:
             with ExitStack() as stack:
-                stack.enter_context(patch.object(moves, "same_kernels", lambda settings, graph: settings.exact))
+                stack.enter_context(patch.object(partitioner, "same_kernels", lambda settings, graph: settings.exact))
                 if self.beside:
                     self._save_originals(stack)
                 pair = cut(gm, joint_inputs, self.settings, **words)

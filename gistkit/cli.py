@@ -1,5 +1,4 @@
-"""The command ``gistkit``: ``profile``, ``plan``, ``train``, ``accuracy``, ``bench``, ``calibrate``; one file a command
-in ``gistkit.commands``.
+"""The command ``gistkit``, whose commands are a file each in ``gistkit.commands``.
 
 Exit status: 0 where all went well; 1 where the lossless loss differs from the plain one, no plan fits the budget, or an
 encoding of the benchmark gives wrong bits; 2 for wrong input and what else goes wrong, with one line on the standard

@@ -18,8 +18,7 @@ fp10 packs three codes to a 32-bit word in *planes*: with W words, word i holds 
 and i+2W (bits 20-29). W is rounded up to a multiple of 128, so that planes start at aligned addresses and at blocks
 of a scale: up to 508 bytes a tensor more. "Non-zero" in `csr` and `zvc` is by bit pattern: -0.0 and NaN are values.
 
-Source: Gist (Jain et al., ISCA 2018) section
-IV-A; zero-value compression from cDMA (Rhu et al., HPCA 2018); what the papers leave open is fixed in docs/kernels.md.
+Sources: Gist (Jain et al., ISCA 2018, IV-A), cDMA (Rhu et al., HPCA 2018); what they leave open: docs/kernels.md.
 """
 
 from __future__ import annotations
@@ -83,7 +82,6 @@ class FloatFormat:
         return 2.0 ** -(self.mantissa_bits + 1)
 
     def packed_bytes(self, n: int) -> int:
-        """Bytes of n codes."""
         return fp10_words(n) * 4 if self.codes_per_word == 3 else n * self.bits // 8
 
 
@@ -107,8 +105,7 @@ DEFAULT_LOSSY = "int4s"
 AUTO = "auto"
 """What ``lossy`` may be instead where steps of a real model are measured: a format for each storage."""
 MAX_ERROR = 0.04
-"""Of the gradients, under ``auto``: the largest of those tried with which ResNet-20 was as good as in fp32
-(docs/accuracy.md)."""
+"""Of the gradients, under ``auto``: the largest with which ResNet-20 was as good as in fp32 (docs/accuracy.md)."""
 Lossy = str | Mapping[int, str] | None
 """What is rounded: all to one format, each storage to its own (exact where it has none), nothing."""
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.tasks import BACKWARD
-from gistkit.planning.simulate.effects import Profile
 from gistkit.planning.simulate.intervals import Interval
+from gistkit.planning.simulate.simulator import Profile
 
 _MAPS = ("dense", "payload", "mask", "decoded", "scratch", "gradient")
 

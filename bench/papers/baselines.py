@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gistkit.ir.layer_view import layers
+from gistkit.ir.queries import layers
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.tasks import BACKWARD, Block
 from gistkit.planning.cost.table import CostTable

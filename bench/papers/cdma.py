@@ -19,8 +19,7 @@ from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import CostTable, cost_table
-from gistkit.planning.policies.cdma import CODEC, cdma
-from gistkit.planning.policies.vdnn import vdnn
+from gistkit.planning.policies.vdnn import CODEC, cdma, vdnn
 from gistkit.planning.simulate.simulator import simulate
 
 SIX = {"alexnet": 256, "overfeat": 256, "nin": 128, "vgg16": 128, "squeezenet": 512, "googlenet": 256}

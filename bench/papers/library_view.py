@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gistkit.ir.layer_view import ACTV, DROPOUT, LRN, Layer, layers
+from gistkit.ir.queries import ACTV, DROPOUT, LRN, Layer, layers
 from gistkit.ir.saved_graph import LIBRARY, SavedGraph
 from gistkit.ir.tasks import FORWARD, Block, Task, Use
 

@@ -16,7 +16,7 @@ from gistkit.ir.tasks import BACKWARD
 from gistkit.planning.cost.table import CostTable
 from gistkit.planning.policies.modnn.modnn import Schedule, schedule
 from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, by_key, choose_sub_batch, written_by
-from gistkit.planning.simulate.effects import scaled_costs
+from gistkit.planning.simulate.simulator import scaled_costs
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ from functools import cached_property
 
 from bench.papers.baselines import average_bytes, gradient_maps, network_wide, oracular_s
 from bench.papers.library import LibraryStep
-from gistkit.ir.layer_view import CONV, Layer, layers
 from gistkit.ir.plan import Plan
+from gistkit.ir.queries import CONV, Layer, layers
 from gistkit.ir.tasks import Block
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn
-from gistkit.planning.simulate.effects import Profile
-from gistkit.planning.simulate.simulator import Simulation, Simulator, memory_bytes
+from gistkit.planning.simulate.simulator import Profile, Simulation, Simulator, memory_bytes
 
 POLICIES = {"all(m)": ("all", "m"), "all(p)": ("all", "p"), "conv(m)": ("conv", "m"), "conv(p)": ("conv", "p")}
 """The paper's static policies, what they offload and with which algorithms; ``dyn`` beside them."""

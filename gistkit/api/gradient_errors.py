@@ -71,7 +71,6 @@ class Fidelity:
         return rendered([made], 150)
 
     def to_json(self) -> str:
-        """The figures as JSON text."""
         return json.dumps(asdict(self))
 
     def plot(self, path: str | Path) -> None:
@@ -92,8 +91,7 @@ def fidelity(
     a lossy :class:`gistkit.Plan` of this model and batch. Every storage that it rounds is rounded alone in one step of
     the model, all others kept exactly, and the gradients of the parameters are compared with those of an exact step. So
     a plan of n rounded storages takes n + 3 steps. All run on copies, in the model's present mode, from the present
-    random state: the model, its gradients and all random states stay as they are. ``batch`` and ``loss_fn`` as
-    :func:`gistkit.plan` takes them, but real.
+    random state: the model, its gradients and random states stay as they are. ``batch`` is real.
 
     Returns a :class:`Fidelity`. Raises ValueError for an unknown format and fake tensors, TypeError for what is neither
     format nor plan, PlanError for a plan that rounds nothing, PlanMismatchError for a plan of another step,
@@ -132,7 +130,7 @@ def _row(graph: SavedGraph, plan: Plan, storage: int, exact: Gradients, steps: T
     known, writers = graph.storages[storage], graph.writers(storage)
     origin = (writers[-1].op, writers[-1].module) if writers else ("input", "")
     kept_bytes = decision.kept_bytes(known.nbytes, known.dtype, known.density)
-    layers = {name: gradient_error(own, _of(found, own)) for name, own in _by_layer(exact).items()}
+    layers = {name: gradient_error(own, found) for name, own in _by_layer(exact).items()}
     figures = known.nbytes, kept_bytes, gradient_error(exact, found), layers
     return StashError(storage, *origin, known.shape, decision.codec, *figures)
 
@@ -142,10 +140,6 @@ def _by_layer(gradients: Mapping[str, torch.Tensor]) -> dict[str, Gradients]:
     for name, gradient in gradients.items():
         layers.setdefault(name.rpartition(".")[0], {})[name] = gradient
     return layers
-
-
-def _of(found: Gradients, names: Mapping[str, Any]) -> Gradients:
-    return {name: found[name] for name in names}
 
 
 def _rank(error: GradientError) -> float:

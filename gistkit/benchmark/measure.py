@@ -72,19 +72,9 @@ def _told(error: Exception) -> str:
 def _row(job: Job, device: str, seed: int, copy: float, problem: str, quick: bool) -> dict[str, Any]:
     """What was run, and either its times or what is wrong with it."""
     case, dtype, density, size_mib = job
-    row: dict[str, Any] = {
-        "case": case.name,
-        "family": case.family,
-        "direction": case.direction,
-        "dtype": str(dtype).removeprefix("torch."),
-        "size_mib": size_mib,
-        "density": density,
-        "by_density": case.by_density,
-        "lossless": case.lossless,
-        "relative_error": case.relative_error,
-        "seed": seed,
-        "checked": not problem,
-    }
+    row = {"case": case.name, "dtype": str(dtype).removeprefix("torch."), "size_mib": size_mib, "density": density}
+    about = ("family", "direction", "by_density", "lossless", "relative_error")
+    row |= {name: getattr(case, name) for name in about} | {"seed": seed, "checked": not problem}
     if problem:
         return {**row, "error": problem}
     try:

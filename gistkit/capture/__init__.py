@@ -19,10 +19,12 @@ from gistkit.capture.calls import (
 )
 from gistkit.capture.entry import capture, loss_of
 from gistkit.capture.isolation import (
+    STAND_IN,
     left_behind,
     no_autocast_cache,
     on_copy,
     others_untouched,
+    plain_copy,
     uncollected,
     untouched_random_states,
 )
@@ -33,4 +35,3 @@ from gistkit.capture.refusal import check_runs_in_python
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Span, Tracer
-from gistkit.capture.twin import STAND_IN, plain_copy

@@ -162,8 +162,7 @@ _BINDERS: dict[Callable, Binder] = {func: binder for _, binder, functions in _RO
 
 def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
     """The arguments of a covered call (``op`` is ``COVERED[func]``) by name, sizes as pairs; in a few microseconds.
-    None where they are not of the covered form (``out=``, ``return_indices=True``) or not accepted at all: such a call
-    is not counted and runs as plain PyTorch."""
+    None where they are not of the covered form (``out=``, ``return_indices=True``): PyTorch's own runs, uncounted."""
     try:
         return _BINDERS[func](*args, **(kwargs or {}))
     except (TypeError, IndexError):

@@ -17,10 +17,13 @@ from gistkit.capture.fakes import Fakes
 from gistkit.capture.isolation import (
     MirroredAutocast,
     autocast_device,
+    fake_inputs,
+    fake_twin,
     left_behind,
     no_autocast_cache,
     on_copy,
     others_untouched,
+    plain_copy,
     uncollected,
     untouched_random_states,
 )
@@ -29,7 +32,6 @@ from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
-from gistkit.capture.twin import fake_inputs, fake_twin, plain_copy
 from gistkit.errors import CaptureError
 from gistkit.ir import SavedGraph
 

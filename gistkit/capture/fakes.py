@@ -71,8 +71,7 @@ class Fakes(FakeTensorMode):
             return out
 
     def recalled(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What an operator returns, where that is known, for modes above to ask before they dispatch; else
-        NotImplemented."""
+        """What an operator returns, where that is known, for modes above to ask; else NotImplemented."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         with no_dispatch():

@@ -1,6 +1,5 @@
 """The record of one forward as it runs: calls, saved tensors, and the storages and values, numbered as they appear. A
-storage is known by its StorageImpl's address, which a weak reference keeps from being used again; no memory is held
-back."""
+storage is known by its StorageImpl's address, which a weak reference keeps from being used again."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture.fakes import empty_fake
+from gistkit.codecs import unchanged
 from gistkit.ir import Save, Value
 from gistkit.kernels import is_dense
 
@@ -100,7 +100,6 @@ class Ledger:
             self._alive[id(t)] = weakref.ref(t)
 
     def survivors(self) -> list[torch.Tensor]:
-        """Watched tensor objects that are still alive."""
         return living(self._alive.values())
 
 
@@ -152,23 +151,15 @@ class Packed:
 
     def checked(self) -> torch.Tensor:
         """The tensor; PyTorch's own error if it was written to in between."""
-        tensor = self.tensor
-        if self._tensor is not None and tensor._version != self.version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected "
-                f"version {self.version} instead."
-            )
-        return tensor
+        return self.tensor if self._tensor is None else unchanged(self._tensor, self.version)
 
 
 @dataclass
 class OpenCall:
-    """One call of the running forward. ``number`` counts calls as they come; a hidden function's is
-    ``("node", sequence number)``. ``lo`` <= x < ``hi`` are the sequence numbers of its autograd nodes. ``reads`` and
-    ``writes`` are ordered sets of storages. ``versions`` holds its operands until it returns. ``split``: whether
-    gistkit's own takes its backward in two halves. ``packed``: storage, dtype and shape of each of its packs, which do
-    not live as long."""
+    """One call of the running forward. ``number`` counts calls as they come; a hidden function's is ``("node", sequence
+    number)``. ``lo`` <= x < ``hi`` are the sequence numbers of its autograd nodes. ``reads`` and ``writes`` are ordered
+    sets of storages. ``versions`` holds its operands until it returns. ``split``: whether gistkit's own takes its
+    backward in two halves. ``packed``: storage, dtype and shape of each of its packs."""
 
     number: int | tuple[str, int]
     op: str

@@ -1,6 +1,5 @@
 """The autograd graph after a recorded forward: which node and field holds each saved tensor, which tensors are weights.
-A field is read as what its pack hook gave (``_raw_saved_x``): ``_saved_x`` would unpack it, and start a checkpoint's
-recomputation."""
+A field is read as what its pack hook gave (``_raw_saved_x``): ``_saved_x`` would unpack it."""
 
 from __future__ import annotations
 

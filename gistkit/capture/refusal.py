@@ -16,7 +16,7 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn.parameter import is_lazy
 
-from gistkit.capture.twin import stand_in_of
+from gistkit.capture.isolation import stand_in_of
 from gistkit.errors import CaptureError
 
 _WITHOUT = "leave the plan out: gistkit.compress(model) records a real step"

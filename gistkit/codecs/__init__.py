@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from gistkit.codecs.base import Codec, Encoded, aligned, dtype_of, restored
-from gistkit.codecs.plain import Argmax, Bits, Dense, Integers, Mask1, Narrow
+from gistkit.codecs.plain import Argmax, Bits, Dense, Integers, Mask1, Narrow, unchanged
 from gistkit.codecs.sparse import Sparse
 from gistkit.formats import INT_FORMS, VALUE_FORMS
 
@@ -31,18 +31,3 @@ def codec(name: str) -> Codec:
     near = difflib.get_close_matches(str(name), CODECS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"codec: name must be one of {', '.join(CODECS)}; got {name!r}{hint}")
-
-
-__all__ = [
-    "CODECS",
-    "VALUE_FORMS",
-    "Codec",
-    "Encoded",
-    "Integers",
-    "Narrow",
-    "Sparse",
-    "aligned",
-    "codec",
-    "dtype_of",
-    "restored",
-]

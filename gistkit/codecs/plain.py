@@ -14,9 +14,18 @@ def _version(x: torch.Tensor) -> int:
     return -1 if x.is_inference() else x._version
 
 
+def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
+    """x, if it is still at that version; else PyTorch's own error for a saved tensor."""
+    if _version(x) != version:
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation: "
+            f"[{x.type()} {list(x.shape)}] is at version {x._version}; expected version {version} instead."
+        )
+    return x
+
+
 class Dense(Codec):
-    """The tensor itself: no copy, any dtype, any strides. Decoding raises PyTorch's error where it was written to
-    since."""
+    """The tensor itself: no copy, any dtype, any strides."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         return Encoded(self.name, (x,), x, extra=(_version(x),))
@@ -24,12 +33,7 @@ class Dense(Codec):
     def decode(self, encoded: Encoded) -> torch.Tensor:
         """The tensor itself, an alias. Raises RuntimeError where it was modified in place after encoding."""
         (x,), (version,) = encoded.payload, encoded.extra
-        if _version(x) != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: "
-                f"[{x.type()} {list(x.shape)}] is at version {x._version}; expected version {version} instead."
-            )
-        return x
+        return unchanged(x, version)
 
     def relu_backward(self, encoded: Encoded, grad: torch.Tensor) -> torch.Tensor:
         x = self.decode(encoded)
@@ -38,8 +42,7 @@ class Dense(Codec):
 
 
 class Mask1(Codec):
-    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize). Decodes to 1
-    and 0."""
+    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize)."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)

@@ -190,8 +190,7 @@ class Sparse(Codec):
 
     def _rounded(self, payload: Payload, n: int, dtype: torch.dtype) -> Payload:
         """A raw scratch as packed raw values that went through the scaled format, without knowing their number: n
-        values, zeros after the stored ones. Zeros change no block's exponent, so the result is that of the settled
-        payload."""
+        values, zeros after the stored ones. Zeros change no block's exponent: the result is the settled one's."""
         index, counts, scratch, exponents = payload
         index, values = self._compacted(index, counts, scratch, n)
         values.masked_fill_(torch.arange(n, device=values.device) >= counts.sum(dtype=torch.int64), 0)

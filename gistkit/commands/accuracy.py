@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, writing
+from gistkit.commands.wrong import HERE, claim, input_errors, progress_bars, writing
 from gistkit.errors import printable
 from gistkit.report import console, mib, table
 from gistkit.training import Accuracy, AccuracySettings, SchemeResult, plot_accuracy
@@ -73,13 +73,11 @@ def run(options: argparse.Namespace) -> int:
 def _prepare(options: argparse.Namespace) -> Accuracy:
     given = {**vars(options), "schemes": tuple(name.strip() for name in options.schemes.split(","))}
     values = {field.name: given[field.name] for field in fields(AccuracySettings) if field.name in given}
-    try:
+    with input_errors():
         settings = AccuracySettings(**values)
         claim(options.out / "rows.jsonl", plot=options.plot)
         with Console(stderr=True).status("looking at the images"):
             return Accuracy(settings, options.out)
-    except (ValueError, TypeError) as error:
-        raise InputError(error) from error
 
 
 def _with_progress(experiment: Accuracy) -> list[SchemeResult]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gistkit.benchmark import CODERS, DTYPES, LAYOUTS, Job, codec_cases, jobs, ratio_rows, rows, summed, watched
-from gistkit.commands.wrong import HERE, InputError, claim, progress_bars, write
+from gistkit.commands.wrong import HERE, InputError, claim, input_errors, progress_bars, write
 from gistkit.errors import GistError
 from gistkit.profiling import checked_device
 from gistkit.report import console, mib, milliseconds, table
@@ -73,10 +73,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prepare(options: argparse.Namespace) -> tuple[str, list[Job]]:
-    try:
+    with input_errors(ValueError):
         device = checked_device(options.device, "bench")
-    except ValueError as error:
-        raise InputError(error) from error
     claim(options.json)
     cases = [c for c in codec_cases() if not options.codec or c.name in options.codec]
     dtypes = [DTYPES[name] for name in options.dtypes or DTYPE_NAMES[device.type]]

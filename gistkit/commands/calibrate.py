@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from gistkit.commands.wrong import HERE, InputError, claim, write
+from gistkit.commands.wrong import HERE, claim, input_errors, write
 from gistkit.planning.cost import GIB, Hardware
 from gistkit.profiling import calibrate, keep_calibration
 from gistkit.report import console, table
@@ -24,10 +24,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure, write, show; 0."""
     claim(options.out)
-    try:
+    with input_errors(ValueError):
         found = calibrate(options.device)
-    except ValueError as error:
-        raise InputError(error) from error
     kept = keep_calibration(found) if found.async_counts else None
     if options.out:  # the file first: whoever reads the table may close it early
         write(options.out, found.to_json() + "\n")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from gistkit.api import captured, may_be_cut, read_times
 from gistkit.capture import loss_of
-from gistkit.commands.wrong import HERE, InputError, claim, write
+from gistkit.commands.wrong import HERE, InputError, claim, input_errors, write
 from gistkit.errors import quoted
 from gistkit.ir import SavedGraph
 from gistkit.planning.cost import PRESETS, Hardware, StepTimes
@@ -49,15 +49,13 @@ def prepare(options: argparse.Namespace) -> Hardware:
         if not 1 <= value <= MOST:
             raise InputError(f"{name} must be from 1 to {MOST}, got {quoted(value)}; leave it out for the default")
     claim(options.json, options.times if options.measure else None, plot=getattr(options, "plot", None))
-    try:
+    with input_errors(ValueError):
         if "hardware" in options:
             return find_hardware(options.hardware)
         if options.measure:
             return _at_hand() or PRESETS["cpu"]
         if options.times and read_times(options.command, options.times).device == "cpu":
             return PRESETS["cpu"]
-    except ValueError as error:
-        raise InputError(error) from error
     return _at_hand() or PRESETS[DEFAULT_CARD]
 
 
@@ -70,14 +68,12 @@ def image_step(
 ) -> tuple[SavedGraph, StepTimes | None]:
     """The captured step of the model on a batch of images, its loss the cross entropy of labels; its measured times
     where the options ask for them. ``cut``: it is to be planned in sub-batches, too."""
-    try:
+    with input_errors():
         model, images = _network(options)
         graph, _, times = captured(
             *(options.command, model, (images,), _loss, hardware, options.measure or options.times or False),
             cut=lambda graph: cut and may_be_cut(graph, per_sub_batch_norm),
         )
-    except (ValueError, TypeError) as error:
-        raise InputError(error) from error
     if options.measure and options.times:
         assert times is not None
         write(options.times, times.to_json() + "\n")

@@ -15,7 +15,7 @@ from rich.table import Table
 from gistkit.api import costs_of, fitted, plan_graph, with_times
 from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
-from gistkit.commands.wrong import InputError, write
+from gistkit.commands.wrong import input_errors, write
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import accepts, check_words, refused
@@ -52,7 +52,6 @@ class Findings:
 
     @property
     def plain(self) -> Plan:
-        """Plain PyTorch's plan."""
         return next(row.plan for row in self.rows if row.policy == "plain" and row.plan)
 
 
@@ -73,20 +72,16 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Plan, write, show; 1 where the policy has no plan within the budget."""
     device = prepare(options)
-    try:
+    with input_errors():
         check_words(options.policy, options.fidelity, options.lossy)
         check_budget(options.budget)
         steps = measured_steps(options.from_stats) if options.from_stats else []
-    except (ValueError, TypeError) as error:
-        raise InputError(error) from error
     with Console(stderr=True).status("measuring a step" if options.measure else "recording a step"):
         graph, times = image_step(options, device, options.per_sub_batch_norm, cut=True)
-    try:
+    with input_errors(ValueError):
         densities = {storage: share for step in steps for storage, share in step.densities.items()}
         costs = costs_of(graph, device, times, densities or None)
         costs = fitted(graph, costs, steps) if steps else costs
-    except ValueError as error:
-        raise InputError(error) from error
     found = _find(graph, costs, times, options)
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
@@ -100,10 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options: argparse.Namespace) -> Findings:
     plain = POLICIES["plain"](graph, costs)
-    try:
+    with input_errors(ValueError):
         budget_bytes = parse_budget(options.budget, plain.peak_bytes)
-    except ValueError as error:
-        raise InputError(error) from error
     words = {name: getattr(options, name) for name in ("fidelity", "lossy", "per_sub_batch_norm")}
     with Console(stderr=True).status("planning"):
         rows = compare(graph, costs, budget_bytes, words)

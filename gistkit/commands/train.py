@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.commands.wrong import InputError, claim, progress_bars, write, writing
+from gistkit.commands.wrong import claim, input_errors, progress_bars, write, writing
 from gistkit.errors import printable
 from gistkit.planning.policies import POLICIES
 from gistkit.report import console, table
@@ -95,13 +95,11 @@ def _prepare(options: argparse.Namespace) -> Comparison:
     values = {field.name: given[field.name] for field in fields(TrainSettings) if field.name in given}
     if options.lossy == "none":
         values["lossy"] = None
-    try:
+    with input_errors():
         settings = TrainSettings(**values)
         claim(options.json, plot=options.plot)
         with Console(stderr=True).status("looking at the images"):
             return Comparison(settings)
-    except (ValueError, TypeError) as error:
-        raise InputError(error) from error
 
 
 def _with_progress(comparison: Comparison, steps: int) -> TrainResult:

@@ -34,6 +34,15 @@ class InputError(Exception):
         super().__init__(printable(" ".join(str(text).split())))
 
 
+@contextmanager
+def input_errors(kinds: Any = (ValueError, TypeError)) -> Iterator[None]:
+    """Raise InputError for errors of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        raise InputError(error) from error
+
+
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
     """Help with the defaults that say something: not those of options that are simply left out."""
 

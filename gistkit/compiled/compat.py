@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from gistkit.errors import CompileError
 
@@ -95,11 +94,6 @@ def joint_flags(node: fx.Node) -> bool:
     return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
 
 
-def outputs_of(graph: fx.Graph) -> list[Any]:
-    """What a graph returns, flat."""
-    return tree_leaves(graph.output_node().args[0])
-
-
 def tracing_context() -> Any:
     """What belongs to the graph that is being traced or compiled; None outside of both."""
     return private("torch._guards", "TracingContext").try_get()
@@ -144,8 +138,7 @@ def emulates_casts() -> bool:
 
 
 def rounds_saved() -> bool:
-    """Whether Inductor rounds a low-precision value that is saved for backward for its readers in forward too, as
-    torch 2.13 does."""
+    """Whether Inductor rounds a saved low-precision value for its readers in forward too, as torch 2.13 does."""
     return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
 
 
@@ -161,8 +154,7 @@ def _rule(operator: Any) -> Any:
 
 
 def lower_materialised(operator: Any) -> None:
-    """``operator(x, after, strides)``: x becomes a buffer of its own, which is fused with nothing and is not computed
-    before ``after`` is."""
+    """``operator(x, after, strides)``: x becomes a buffer, fused with nothing and computed behind ``after``."""
     virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
     @_rule(operator)
@@ -184,8 +176,7 @@ def lower_materialised(operator: Any) -> None:
 
 
 def lower_written(operator: Any) -> None:
-    """``operator(x)``: x becomes a buffer, which may be fused as any other, in the layout that Inductor gives to what
-    forward saves."""
+    """``operator(x)``: x becomes a buffer as any other, in the layout that Inductor gives to what forward saves."""
     virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
     @_rule(operator)
@@ -203,8 +194,7 @@ def lower_written(operator: Any) -> None:
 
 
 def lower_moment(operator: Any) -> None:
-    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError where
-    Inductor has the variance otherwise."""
+    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError without."""
     virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
     @_rule(operator)
@@ -248,8 +238,7 @@ def lower_rounded(operator: Any) -> None:
 
 
 def lower_short(operator: Any) -> None:
-    """``operator(x)``: x; all that it is computed by counts as one operation and one read where Inductor decides by
-    their numbers which values become buffers."""
+    """``operator(x)``: x; all that computes it counts as one operation and one read where Inductor chooses buffers."""
     virtualized = private("torch._inductor.virtualized", "V")
 
     def made(ops: Any, load: Any, dtype: Any) -> Any:

@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import fx
 
-from gistkit.compiled import compat, record, traced
-from gistkit.compiled.moves import Settings
-from gistkit.compiled.partitioner import cut, sources
+from gistkit.compiled import compat, door, record
+from gistkit.compiled.partitioner import Settings, cut, sources
 
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
@@ -26,24 +25,22 @@ class Partitioner(compat.partitioner_base()):
         return sources(), repr(self.settings)
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
-        """(forward, backward)."""
         return cut(gm, joint_inputs, self.settings, **kwargs)
 
 
 class ForTraced(compat.partitioner_base()):
-    """Cuts graphs of compressed models (:mod:`gistkit.compiled.traced`) as those ask, others as PyTorch does."""
+    """Cuts graphs of compressed models (:mod:`gistkit.compiled.door`) as those ask, others as PyTorch does."""
 
     def uuid(self) -> Any:
         """As :meth:`Partitioner.uuid`; graphs without a compressed model are told apart by that alone."""
-        settings = traced.settings_in_force()
+        settings = door.settings_in_force()
         return "plain" if settings is None else Partitioner(settings).uuid()
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
-        """(forward, backward)."""
-        settings = traced.settings_in_force()
+        settings = door.settings_in_force()
         if settings is None:
             return compat.min_cut(gm, joint_inputs, **kwargs)
         with record.collected() as found:
             made = cut(gm, joint_inputs, settings, **kwargs)
-        traced.remember(found)
+        door.remember_traced(found)
         return made

@@ -1,4 +1,8 @@
-"""The entrances: ``gistkit.compile`` and the backend ``gistkit`` of ``torch.compile``."""
+"""The entrances: ``gistkit.compile``, the backend ``gistkit`` of ``torch.compile``, and ``torch.compile`` of a model
+that ``gistkit.compress`` has compressed. While Dynamo traces a compressed forward it calls :func:`note`, which
+remembers the settings for the graph that is being traced and makes :class:`~gistkit.compiled.custom.ForTraced`
+Inductor's partitioner. Other graphs that cuts as PyTorch does.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from gistkit.compiled import compat, record
-from gistkit.compiled.moves import Settings
-from gistkit.compiled.partitioner import sources
+from gistkit.compiled.partitioner import Settings, sources
+from gistkit.compiled.record import GraphRecord
 from gistkit.errors import CompileError, quoted
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import Plan
 from gistkit.planning.cost import check_budget
 from gistkit.planning.forms import FIDELITIES, check_lossy
-from gistkit.runtime import compressed_forward
+from gistkit.runtime import WHEN_TRACED, CompressedForward, compressed_forward
 
 WORDS = ("plan", "lossy", "fidelity", "budget")
 """Options of the backend that are gistkit's; all others are Inductor's."""
@@ -91,7 +95,6 @@ class Backend:
         mode: str | None = None,
         options: dict[str, Any] | None = None,
     ) -> Callable:
-        """The compiled graph."""
         given = dict(options or {})
         if given.get("custom_partitioner_fn") is not None:
             raise ValueError(
@@ -202,8 +205,7 @@ def compile(
 
 
 def records_of(model: torch.nn.Module) -> list[record.GraphRecord] | None:
-    """What was decided for the graphs of a model, or of its parts; None where nothing of it was compiled with
-    gistkit."""
+    """What was decided for the graphs of a model or its parts; None where none was compiled with gistkit."""
     made = [_BY_MODEL[part] for part in model.modules() if part in _BY_MODEL]
     tables = [_graphs_of(b) for b in made] if made else [_BY_PARAMETER.get(p, {}) for p in model.parameters()]
     found: Records = {place: records for source in tables for place, records in source.items()}
@@ -216,3 +218,52 @@ def _graphs_of(backend: Backend) -> Records:
         return backend.records
     shared = (b.records for b in _BY_MODEL.values() if b == backend and b.model == backend.model)
     return next(filter(None, shared), {})
+
+
+_SETTINGS: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()
+_OWNERS: weakref.WeakKeyDictionary[Any, list[CompressedForward]] = weakref.WeakKeyDictionary()
+_RECORDS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], list[GraphRecord]]] = weakref.WeakKeyDictionary()
+"""By the number of the Python frame: one that is compiled again takes the place of the first."""
+
+
+def note(stand_in: CompressedForward) -> None:
+    """A compressed forward is being traced. Raises CompileError where the graph has another under other settings."""
+    from gistkit.compiled.custom import ForTraced  # imports Inductor
+
+    context, asked = compat.tracing_context(), stand_in.engine.settings
+    if context is None:
+        return
+    settings = Settings(asked.lossy, asked.fidelity)
+    known = _SETTINGS.setdefault(context, settings)
+    if known != settings:
+        raise CompileError(
+            f"compile: compressed models in one graph must have the same settings, got {known} and {settings}; "
+            "compress the module around them instead"
+        )
+    owners = _OWNERS.setdefault(context, [])
+    if stand_in not in owners:
+        owners.append(stand_in)
+    _RECORDS.setdefault(stand_in, {})
+    compat.set_partitioner(ForTraced())
+
+
+def settings_in_force() -> Settings | None:
+    """The settings of the graph that is being compiled; None where it has no compressed forward."""
+    context = compat.tracing_context()
+    return None if context is None else _SETTINGS.get(context)
+
+
+def remember_traced(records: list[GraphRecord]) -> None:
+    """What was decided for the graph that is being compiled, for the reports of its models."""
+    for stand_in in _OWNERS.get(compat.tracing_context(), ()):
+        _RECORDS[stand_in][compat.frame()] = records
+
+
+def records_of_traced(stand_in: CompressedForward) -> list[GraphRecord] | None:
+    """What was decided for graphs of a compressed model in this process, nothing for those that came from PyTorch's
+    caches; None where torch.compile has not traced the model."""
+    found = _RECORDS.get(stand_in)
+    return None if found is None else [r for records in found.values() for r in records]
+
+
+WHEN_TRACED.append(note)

@@ -42,8 +42,7 @@ class Cone:
 
 
 class Builder:
-    """Adds operators to a graph before a node: ``build(torch.ops.aten.add.Tensor, a, b)`` returns the new node, with
-    its fake value."""
+    """Adds operators to a graph before a node: ``build(aten.add.Tensor, a, b)`` returns it, with its fake value."""
 
     def __init__(self, graph: fx.Graph, before: fx.Node, backward: bool = False) -> None:
         self.graph, self.before, self._backward = graph, before, backward
@@ -65,7 +64,6 @@ class Builder:
         return [d if isinstance(d, int) else self(torch.ops.aten.sym_size.int, x, i) for i, d in enumerate(shape)]
 
     def full(self, shape: Sequence[Any], fill: float, dtype: torch.dtype, device: torch.device) -> fx.Node:
-        """A tensor of one value."""
         words = {"dtype": dtype, "layout": torch.strided, "device": device, "pin_memory": False}
         return self(torch.ops.aten.full.default, list(shape), fill, **words)
 

@@ -1,11 +1,5 @@
-"""A rebuild within a kernel that backward has anyhow, where bits may differ (``fidelity="reassociated"``, ``lossy``).
-
-A weight's gradient reads an activation that is rebuilt. The next kernels behind the input's gradient, of the norm or
-the activation before, read what it is rebuilt from. So the weight's gradient comes after those, and the kernel that
-they end in writes the activation too: one more write, in place of a read and a write. (A convolution's backward becomes
-two calls for that, which is what cuDNN makes of it.) What such a kernel reads of the activation, a ReLU's mask, it has
-then. A sum before it computes the mask itself, from what it reads for the norm anyhow; a masked gradient that a
-residual branch reads too is written by the kernel that writes the activation.
+"""A rebuild within a kernel that backward has anyhow, where bits may differ (``fidelity="reassociated"``, ``lossy``):
+docs/compiled.md, "Where bits may differ".
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat, operators  # noqa: F401 (defines the operator)
 from gistkit.compiled.rebuilds.rounding import readers_of
@@ -28,7 +29,7 @@ def predicted_peak(pair: Pair) -> int:
     held = _storages(pair.inputs)
     saved = _storages(node for node in (*pair.tensors, *pair.outputs) if is_tensor(node))
     forward = _peak(pair.forward.graph, held, set(saved))
-    results = [n for n in compat.outputs_of(pair.backward.graph) if is_tensor(n)]
+    results = [n for n in tree_leaves(pair.backward.graph.output_node().args[0]) if is_tensor(n)]
     places = {pair.place(node) for node in pair.tensors}
     foreign = pair.foreign_storages
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader

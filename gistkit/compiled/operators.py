@@ -10,9 +10,8 @@
   memory and backward computes within a kernel.
 * ``moment(variance, count)`` is a variance as Inductor has it in memory: the sum of squared deviations.
   ``variance(moment, count)`` is the variance. Inductor divides the sum in every kernel that reads the variance, where
-  the quotient and the addition of ``eps`` behind it become one operation; the kernel that computes the sum has other
-  readers of the quotient, so there they are two. (H200's machine code, triton 3.6; the reciprocal square roots differ
-  in their last bit now and then.) A kernel of backward that is to have the bits of one that reads it must do so too.
+  quotient and addition of ``eps`` are one operation; the kernel that computes the sum has two (docs/compiled.md, "The
+  same bits"). A kernel of backward that is to have the bits of one that reads it must do as that does.
 * ``short(x)`` is x; what it is computed by, a decoder, counts as one operation where Inductor decides what becomes a
   buffer, so that the kernels that decode a tensor are cut as those that read it.
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's

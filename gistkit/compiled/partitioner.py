@@ -1,20 +1,198 @@
-"""The partitioner that Inductor calls: joint rewrites, PyTorch's own min-cut, then edits of what crosses."""
+"""The partitioner that Inductor calls: joint rewrites, PyTorch's own min-cut, then moves: rebuilds and encodings of
+what crosses, all of them or as many as a budget needs.
+
+Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
+of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
+then, where a format is named, narrow floats, the largest first. No other move is made.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch import fx
 
-from gistkit.compiled import compat, pools, record
+from gistkit.compiled import compat, edit, pools, record
+from gistkit.compiled.forms import packing
+from gistkit.compiled.forms.narrow import Narrow
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.moves import Moves, Settings, same_kernels
-from gistkit.compiled.split import Pair
+from gistkit.compiled.rebuilds.choice import Limits
+from gistkit.compiled.rebuilds.cones import planned, readers_first
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
+from gistkit.compiled.record import Kept
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.errors import BudgetError
+from gistkit.formats import VALUE_FORMS
+from gistkit.planning.cost import parse_budget
 from gistkit.version import VERSION
+
+TIME_SHARE = 0.07
+"""Of a step's modelled time, for all rebuilds where no budget asks for more."""
+
+ROUNDED_SHARE = 0.85
+"""Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
+left out, unless a budget asks for more."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, as compiled graphs take it. ``budget``: of one step, as the caller wrote it."""
+
+    lossy: str | None = None
+    fidelity: str = "bitwise"
+    budget: int | str | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether loss and gradients are to have the bits of torch.compile."""
+        return self.fidelity == "bitwise" and self.lossy is None
+
+
+def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
+    """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
+    Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
+    placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
+    return settings.exact and any(x.device.type != "cpu" for x in placed)
+
+
+class Moves:
+    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step.
+    ``plain_peak_bytes``: the predicted peak of its step before the moves."""
+
+    def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
+        self.pair, self.settings = pair, settings
+        self.notes: list[str] = []
+        self._saved = packing.own_tensors(pair)
+        self._plain = {storage_of(node): node for node in reversed(self._saved)}
+        self._made: dict[str, Kept] = {}
+        self._payload: set[str] = set()
+        self._left: dict[str, str] = {}
+        self.plain_peak_bytes = predicted_peak(pair)
+        self._rounding, self._enough_bytes, bits = None, 0.0, 64
+        if settings.lossy is not None:
+            static = packing.of_parameters(pair, static_inputs)
+            least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
+            self._rounding = packing.Rounding(settings.lossy, static, least)
+            bits = VALUE_FORMS[settings.lossy][0].bits
+            self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
+        self._same = same_kernels(settings, pair.forward)
+        if not settings.exact:  # another layout sums in another order
+            pools.lay_out_stand_ins(pair)
+        limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
+        share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
+        limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)
+        choice, cones = planned(pair, static_inputs, limits)
+        if choice.left_out:
+            seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
+            self.notes.append(f"{count} rebuilds are left out: {1e3 * seconds:.3f} ms beyond {share:.0%} of the step")
+        self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
+        ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
+        if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
+            cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
+            cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
+        self._cones = readers_first(sorted(cones, key=lambda cone: -ratio[cone.root.name]))
+
+    def all(self) -> None:
+        for cone in self._cones:
+            self._rebuild(cone)
+        self.pair.drop_unread()
+        found = packing.choices(self.pair, self._rounding)
+        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
+            if not choice.kernels or self._kept_bytes() > self._enough_bytes:
+                self._encode(choice)
+            else:
+                self._left[choice.node.name] = "rounding it would take a kernel of its own"
+
+    def _kept_bytes(self) -> int:
+        return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())
+
+    def within(self, budget: int | str) -> None:
+        """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
+        peak = plain = self.plain_peak_bytes
+        budget_bytes = parse_budget(budget, plain)
+        assert budget_bytes is not None
+        least: dict[str, int] = {}
+        lossless = self.settings.fidelity
+        for fidelity, moves in ((lossless, self._exact_moves()), ("lossy", self._narrow_moves())):
+            for move in moves:
+                if peak <= budget_bytes:
+                    break
+                move()
+                self.pair.drop_unread()
+                peak = predicted_peak(self.pair)
+            if fidelity == lossless or self.settings.lossy:
+                least[fidelity] = peak
+        if peak > budget_bytes:
+            remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
+            raise BudgetError(budget_bytes, least, remedy)
+        self.notes.append(
+            f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
+            f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+        )
+
+    def finish(self) -> None:
+        """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
+        for node in self._saved if self._same else ():
+            if not self.pair.is_saved(node) and not is_view(node):
+                edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
+        self.pair.finish()
+
+    def rows(self) -> list[Kept]:
+        """Every storage that plain torch.compile keeps, or that is kept here in addition."""
+        found = packing.choices(self.pair, self._rounding)
+        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES} | self._left
+        rows, seen = dict(self._made), set()
+        for node in packing.own_tensors(self.pair):
+            if storage_of(node) not in seen and node.name not in self._payload:
+                size = storage_bytes(node)
+                rows[node.name] = packing.described(node, "dense", size, size, reasons.get(node.name, packing.VALUES))
+            seen.add(storage_of(node))
+        for storage, node in self._plain.items():
+            if storage not in seen and node.name not in rows:
+                rows[node.name] = packing.described(node, "drop", storage_bytes(node), 0, "nothing reads it any more")
+        plain = {node.name for node in self._plain.values()}
+        return [
+            row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
+            for name, row in rows.items()
+        ]
+
+    def _exact_moves(self) -> Iterator[Callable[[], None]]:
+        touched = {node for cone in self._cones for node in (cone.root, *cone.leaves)}
+        yield from (partial(self._encode, c) for c in packing.choices(self.pair) if c.node not in touched)
+        yield from (partial(self._rebuild, cone) for cone in self._cones)
+        yield from (partial(self._encode, c) for c in packing.choices(self.pair))
+
+    def _narrow_moves(self) -> Iterator[Callable[[], None]]:
+        found = packing.choices(self.pair, self._rounding) if self._rounding else []
+        yield from (partial(self._encode, c) for c in sorted(found, key=lambda c: -storage_bytes(c.node)))
+
+    def _rebuild(self, cone: edit.Cone) -> None:
+        if not self.pair.is_saved(cone.root):
+            return
+        if self.settings.exact:
+            edit.rebuild(self.pair, cone, laid_out=self._same)
+        else:
+            rebuild_late(self.pair, cone, self.settings.lossy is not None)
+        node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
+        why = f"computed anew from {sources}"
+        self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)
+
+    def _encode(self, choice: packing.Choice) -> None:
+        node = choice.node
+        if choice.form is None or not self.pair.is_saved(node):
+            return
+        fused = not isinstance(choice.form, Narrow)  # a narrow tensor that is read from memory is decoded once
+        fuse = True if self._same else False if fused else None
+        payload = edit.encode(self.pair, node, choice.form, materialise=fuse, apart=self._same)
+        self._payload.update(part.name for part in payload)
+        kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
+        self._made[node.name] = packing.described(node, choice.form.name, plain, kept, choice.reason)
 
 
 @cache

@@ -38,8 +38,7 @@ def readers(node: fx.Node) -> list[fx.Node]:
 
 
 def reads_memory(user: fx.Node) -> bool:
-    """Whether a user, or what reads through it where it is a view, is nothing that Inductor fuses with what it
-    reads."""
+    """Whether a user, or what reads through it where it is a view, is not fused by Inductor with what it reads."""
     return any(not compat.operators().is_fusible(reader) for reader in readers(user))
 
 

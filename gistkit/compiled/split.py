@@ -57,8 +57,7 @@ def storage_of(node: fx.Node) -> int:
 
 
 def memory_order(x: torch.Tensor, channels_last: bool = False) -> tuple[int, ...]:
-    """The dimensions of x from the outermost in memory to the innermost. ``channels_last``: images will lie so in
-    memory, whatever their strides say here."""
+    """The dimensions of x from the outermost in memory to the innermost. ``channels_last``: images will lie so."""
     if channels_last and x.dim() == 4:
         return (0, 2, 3, 1)
     return tuple(sorted(range(x.dim()), key=lambda d: (-compat.hint(x.stride(d)), d)))
@@ -80,7 +79,6 @@ class Pair:
 
     @property
     def tensors(self) -> list[fx.Node]:
-        """The saved tensors, as nodes of forward."""
         return [node for node in self.saved if is_tensor(node)]
 
     @property
@@ -120,7 +118,6 @@ class Pair:
         self.saved.remove(node)
 
     def fresh_name(self, wish: str) -> str:
-        """A name that neither graph has."""
         taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
         name, count = wish, 0
         while name in taken:
@@ -151,8 +148,7 @@ class Pair:
                 self.forget(node)
 
     def finish(self) -> None:
-        """Make both graphs whole after edits: order, descriptions, symbols, dead code. Checks them and compiles their
-        code."""
+        """Make both graphs whole after edits: order, descriptions, symbols, dead code. Compiles their code."""
         self.drop_unread()
         self._bind_symbols()
         checked = [n for n in self.tensors if not compat.joint_flags(n)]

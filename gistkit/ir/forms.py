@@ -22,8 +22,7 @@ class Form:
     """One form; each is there once. ``returns``: one of the words above. ``signs``: the form alone tells a ReLU's
     backward where the gradient passes; a ReLU's output in any other form needs ``Decision.mask`` beside it. ``dtypes``:
     those it can hold, None for any. ``rounds_to``: the narrow format of its values, '' where every bit comes back.
-    ``sparse``: its size depends on the values, so only the device knows it. ``made_by_op``: an operator writes it for
-    its own backward."""
+    ``sparse``: its size depends on the values, so only the device knows it. ``made_by_op``: an operator writes it."""
 
     name: str
     returns: str

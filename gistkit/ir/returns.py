@@ -88,8 +88,7 @@ def rerun_of(
     stays: Callable[[int], bool],
 ) -> Rerun:
     """The rerun that brings the ``wanted`` storages back. ``writers`` are the calls that write to a storage, ``reads``
-    gives the storages that a call reads, ``stays`` whether one is there in backward without the rerun. Blocks and tasks
-    of a step are as good as storages and calls."""
+    gives the storages that a call reads, ``stays`` whether one is there in backward without the rerun."""
     inside, needs, calls = set(wanted), set(), set()
     work = list(inside)
     while work:

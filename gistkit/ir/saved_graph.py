@@ -25,8 +25,7 @@ LIBRARY = "library"
 class Value:
     """One storage at one version (0, 1, ... counted by writes) through one geometry. ``whole`` is True where shape and
     strides cover the storage without gaps or overlaps. ``producer`` is the call that returned it first, -1 where none
-    of this region did. ``view``: for autograd it is one, if of a tensor that the call made inside (as a convolution of
-    a single image does)."""
+    of this region did. ``view``: for autograd it is one, if of a tensor that the call made inside."""
 
     id: int
     storage: int

@@ -51,8 +51,7 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
-    """The 1-D view of a dense tensor in storage order; no copy. Raises ValueError for a tensor with gaps or overlaps:
-    pass ``x.contiguous()`` then."""
+    """The 1-D view of a dense tensor in storage order; no copy. Raises ValueError for one with gaps or overlaps."""
     if not is_dense(x):
         raise ValueError(
             f"flat: x must be dense and non-overlapping, got shape {tuple(x.shape)} with strides {x.stride()}; "
@@ -71,9 +70,14 @@ def is_channels_last(x: torch.Tensor) -> bool:
     return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
+def maps_like(x: torch.Tensor, height: int, width: int, channels_last: bool) -> torch.Tensor:
+    """Uninitialised maps [N, C, height, width] of x's images, channels, dtype and device."""
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty((*x.shape[:2], height, width), dtype=x.dtype, device=x.device, memory_format=layout)
+
+
 def nibbles_pack(codes: torch.Tensor) -> torch.Tensor:
-    """uint8[ceil(n/2)]: two codes (uint8[n], lower four bits) a byte, first the low nibble, as the pool kernels
-    write."""
+    """uint8[ceil(n/2)]: two codes (uint8[n], lower four bits) a byte, first the low nibble."""
     packed = codes[::2] & 15
     packed[: codes.numel() // 2].bitwise_or_(codes[1::2] << 4)
     return packed

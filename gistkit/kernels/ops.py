@@ -17,7 +17,7 @@ from types import ModuleType
 import torch
 
 from gistkit import formats
-from gistkit.kernels.layout import STRIDES, code_count, code_dtype, is_channels_last, unit_dtype, value_dtype
+from gistkit.kernels.layout import STRIDES, code_count, code_dtype, is_channels_last, maps_like, unit_dtype, value_dtype
 
 LIBRARY = torch.library.Library("gistkit", "DEF")
 _LAUNCHERS = {
@@ -66,42 +66,24 @@ def _nothing(*_, **__) -> None:
     return None
 
 
-@operator("mask", "mask1_encode(Tensor x) -> Tensor")
-def mask1_encode(x):
+def _like_first(x, *_):
+    return torch.empty_like(x)
+
+
+def _mask_of(x):
     return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
 
 
-@operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")
-def relu_mask1(x):
-    return torch.empty_like(x), x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")
-def relu_mask1_(x):
-    return x.new_empty((formats.mask1_bytes(x.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")
-def mask1_backward(grad, mask):
-    return torch.empty_like(grad)
-
-
+mask1_encode = operator("mask", "mask1_encode(Tensor x) -> Tensor")(_mask_of)
+relu_mask1 = operator("mask", "relu_mask1(Tensor x) -> (Tensor, Tensor)")(lambda x: (torch.empty_like(x), _mask_of(x)))
+relu_mask1_ = operator("mask", "relu_mask1_(Tensor(a!) x) -> Tensor")(_mask_of)
+mask1_backward = operator("mask", "mask1_backward(Tensor grad, Tensor mask) -> Tensor")(_like_first)
 mask1_backward_ = operator("mask", "mask1_backward_(Tensor(a!) grad, Tensor mask) -> ()")(_nothing)
-
-
-@operator("mask", "bits_encode(Tensor b) -> Tensor")
-def bits_encode(b):
-    return b.new_empty((formats.mask1_bytes(b.numel()),), dtype=torch.uint8)
-
-
-@operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")
-def bits_decode(mask, n):
-    return mask.new_empty((n,), dtype=torch.bool)
-
-
-@operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")
-def dropout_backward(grad, mask, scale):
-    return torch.empty_like(grad)
+bits_encode = operator("mask", "bits_encode(Tensor b) -> Tensor")(_mask_of)
+bits_decode = operator("mask", "bits_decode(Tensor mask, int n) -> Tensor")(
+    lambda mask, n: mask.new_empty((n,), dtype=torch.bool)
+)
+dropout_backward = operator("mask", "dropout_backward(Tensor grad, Tensor mask, float scale) -> Tensor")(_like_first)
 
 
 @operator("narrow", "narrow_encode(Tensor x, str fmt, str scaling) -> (Tensor, Tensor)")
@@ -213,12 +195,9 @@ def pool_size(size: int, kernel: int, stride: int, padding: int, ceil_mode: bool
     "bool zero_code, int bits) -> (Tensor, Tensor)",
 )
 def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits):
-    n, c, h, w = x.shape
-    oh = pool_size(h, kernel[0], stride[0], padding[0], ceil_mode)
-    ow = pool_size(w, kernel[1], stride[1], padding[1], ceil_mode)
-    memory_format = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    y = torch.empty((n, c, oh, ow), dtype=x.dtype, device=x.device, memory_format=memory_format)
-    return y, x.new_empty((formats.argmax_bytes(n * c * oh * ow, bits),), dtype=torch.uint8)
+    sizes = (pool_size(x.shape[2 + i], kernel[i], stride[i], padding[i], ceil_mode) for i in range(2))
+    y = maps_like(x, *sizes, is_channels_last(x))
+    return y, x.new_empty((formats.argmax_bytes(y.numel(), bits),), dtype=torch.uint8)
 
 
 @operator(
@@ -227,7 +206,4 @@ def maxpool_forward(x, kernel, stride, padding, ceil_mode, relu, zero_code, bits
     "int[2] padding, bool channels_last, bool zero_code, int bits) -> Tensor",
 )
 def maxpool_backward(grad_y, codes, height, width, kernel, stride, padding, channels_last, zero_code, bits):
-    n, c = grad_y.shape[:2]
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    shape = (n, c, height, width)
-    return torch.empty(shape, dtype=grad_y.dtype, device=grad_y.device, memory_format=memory_format)
+    return maps_like(grad_y, height, width, channels_last)

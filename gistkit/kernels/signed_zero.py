@@ -1,6 +1,5 @@
 """What PyTorch's own ReLU makes of -0.0 on a device, which is asked, as it depends on the release: the CPU gives -0.0,
-CUDA of torch 2.11 gives +0 (pull request 185354 of 2026 is about -0.0 there). Kernels that fuse a ReLU take the answer
-as a compile-time constant."""
+CUDA of torch 2.11 gives +0 (pull request 185354 of 2026 is about -0.0 there). Kernels take the answer as a constant."""
 
 from __future__ import annotations
 

@@ -46,13 +46,10 @@ class _Conv2d(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, grad: torch.Tensor):
         kept, stand_in, geometry = take(ctx)
         (weight,) = ctx.saved_tensors
-        (grad,) = grads
         needs_x, *needs = ctx.needs_input_grad[:3]
-        if grad is None:
-            return (None,) * 5
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
             x = kept.dense()

@@ -46,11 +46,8 @@ class _Dropout(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, grad: torch.Tensor):
         mask, shape, stride, scale = take(ctx)
-        (grad,) = grads
-        if grad is None:
-            return None, None, None
         if grad.stride() != stride:
             flags = like(ops.bits_decode(mask, shape.numel()), shape, stride)
             if not is_dense(grad):

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gistkit.codecs import CODECS, Encoded
+from gistkit.codecs import CODECS, Encoded, unchanged
 from gistkit.codecs import codec as codec_named
 
 is_retained = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
@@ -44,16 +44,6 @@ class Kept(Protocol):
 
 
 Keep = Callable[[torch.Tensor], Kept]
-
-
-def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
-    """x, if it is still at that version; else PyTorch's own error for a saved tensor."""
-    if x._version != version:
-        raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{x.type()} {list(x.shape)}] is at version {x._version}; expected version {version} instead."
-        )
-    return x
 
 
 class SavedAsIs:
@@ -145,7 +135,8 @@ def take(ctx: Any) -> Any:
 
 
 def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
-    """A Function's backward; a backward through its results raises RuntimeError.
+    """A Function's backward, of (ctx, gradient of its one result); not called where there is no gradient. It must
+    :func:`take` what is kept. A backward through its results raises RuntimeError.
 
     ``torch.autograd.function.once_differentiable`` refuses only where the incoming gradient requires one, and not on
     the way to any leaf: the penalty of ``autograd.grad(model(x).sum(), x, create_graph=True)`` would be a constant, and
@@ -154,12 +145,15 @@ def once_differentiable(backward: Callable[..., tuple]) -> Callable[..., tuple]:
     """
 
     @wraps(backward)
-    def run(ctx: Any, *grads: torch.Tensor | None) -> tuple:
+    def run(ctx: Any, grad: torch.Tensor | None) -> tuple:
+        if grad is None:
+            take(ctx)
+            return (None,) * len(ctx.needs_input_grad)
         if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
+            return backward(ctx, grad)
         with torch.no_grad():
-            results = backward(ctx, *grads)
-        behind = [t for t in (*grads, *_leaves(ctx)) if t is not None]
+            results = backward(ctx, grad)
+        behind = [grad, *_leaves(ctx)]
         refuse = torch._C._functions.DelayedError(TWICE.encode(), len(results) + len(behind))  # type: ignore[attr-defined]
         return refuse(*(None if r is None else r.detach() for r in results), *behind)[: len(results)]
 

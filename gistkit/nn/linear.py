@@ -33,12 +33,9 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, grad: torch.Tensor):
         kept, (shape, column_major, features, by_columns) = take(ctx)
         (matrix,) = ctx.saved_tensors
-        (grad,) = grads
-        if grad is None:
-            return (None,) * 4
         needs_x, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
         grad = grad.reshape(-1, features[1])
         grad_x = grad_matrix = grad_bias = None

@@ -129,7 +129,6 @@ class Factors:
         self.norm, self.form = [mean, invstd, weight, bias], form
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """BN(x) for dense x [N, C, ...], contiguous or channels_last."""
         y = torch.empty_like(x)
         direct.bn_rebuild(x, self.norm, self.form, plane_of(x.shape, x.stride()), None, [], "", False, y)
         return y

@@ -51,11 +51,8 @@ class _MaxPool2d(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
+    def backward(ctx: Any, grad: torch.Tensor):
         kept: _Map = take(ctx)
-        (grad,) = grads
-        if grad is None:
-            return (None,) * 6
         height, width = kept.shape[-2:]
         batch = grad if grad.dim() == 4 else grad.unsqueeze(0)
         grad_x = ops.maxpool_backward(
@@ -75,8 +72,7 @@ def pair(value: Any) -> Pair | None:
 
 
 def _windows(kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> _Windows | None:
-    """Kernel, stride and padding as pairs; None where PyTorch's own pool runs: for a dilation, and for what PyTorch
-    shall judge."""
+    """Kernel, stride and padding as pairs; None where PyTorch's own pool runs, or shall raise."""
     step = kernel_size if stride is None or stride in ((), []) else stride
     kernel, step, around = (pair(v) for v in (kernel_size, step, padding))
     if kernel is None or step is None or around is None or pair(dilation) != (1, 1):
@@ -144,8 +140,7 @@ def relu_max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: the ReLU's output never exists and only the pool's
-    codes are kept.
+    """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: only the pool's codes are kept.
 
     Arguments, limits and errors as :func:`max_pool2d`'s with ``mask_in_pool=True``.
     """

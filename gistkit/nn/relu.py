@@ -34,10 +34,8 @@ class _ReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
-        kept = take(ctx)
-        (grad,) = grads
-        return None if grad is None else kept.relu_backward(grad), None, None
+    def backward(ctx: Any, grad: torch.Tensor):
+        return take(ctx).relu_backward(grad), None, None
 
 
 @renamed(passes="mask_in_pool=")
@@ -89,9 +87,8 @@ class _MaskedReLU(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor | None):
-        mask = take(ctx)
-        return None if grads[0] is None else ctx.masks.backward(grads[0], mask), None, None
+    def backward(ctx: Any, grad: torch.Tensor):
+        return ctx.masks.backward(grad, take(ctx)), None, None
 
 
 masked = super(torch.autograd.Function, _MaskedReLU).apply  # type: ignore[misc]

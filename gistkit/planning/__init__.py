@@ -1,6 +1,6 @@
 """From a saved graph and a budget to a plan: choice of a policy, the plan's contract, refusals."""
 
-from gistkit.planning.choose import accepts, check_words, made
+from gistkit.planning.choose import EXAMPLE_FORMAT, accepts, check_words, least_bytes, made, refused
 from gistkit.planning.contract import (
     AGAIN,
     check_forward,
@@ -11,4 +11,3 @@ from gistkit.planning.contract import (
     task_calls,
 )
 from gistkit.planning.knapsack import Choice, least_bytes_within
-from gistkit.planning.refusal import EXAMPLE_FORMAT, least_bytes, refused

@@ -1,8 +1,7 @@
 """What the device at hand can do, measured: a :class:`gistkit.planning.cost.devices.Hardware` for the planner.
 
 Every figure is the best of a few timings of PyTorch's own operators, the device drained before and after: what others
-do on the machine only adds to a timing. A copy is a ``clone``: as in a training step, it writes memory that was just
-asked for, which costs a CPU the pages.
+do on the machine only adds to a timing. A copy is a ``clone``: it writes new memory, as a step does.
 
 What was measured is kept, one JSON file a card and version of PyTorch, in the folder ``$GISTKIT_CACHE``, else
 ``$XDG_CACHE_HOME/gistkit``, else ``~/.cache/gistkit``. A file that cannot be read or written is no error: the card is

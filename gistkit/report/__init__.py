@@ -1,8 +1,6 @@
 """The report of a compressed model, tables and figures."""
 
-from gistkit.report.compiled_report import CompiledReport
-from gistkit.report.error_plots import plot_errors
-from gistkit.report.planner_plots import canvas, frame, plot_profile
+from gistkit.report.plots import canvas, frame, plot_errors, plot_profile
 from gistkit.report.profile_view import LayerProfile, Profile, profile_tables, told
-from gistkit.report.step_report import Report, report
+from gistkit.report.step_report import CompiledReport, Report, report
 from gistkit.report.tables import console, mib, milliseconds, rendered, table

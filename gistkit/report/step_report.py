@@ -1,4 +1,4 @@
-"""What a compressed model did in its last step: a table of every kept tensor, predicted and measured, with reasons."""
+"""What a compressed model did in its last step, what compiled steps keep: tables of every kept tensor with reasons."""
 
 from __future__ import annotations
 
@@ -7,13 +7,83 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gistkit.compiled import records_of, records_of_traced
+from gistkit.compiled import GraphRecord, Kept, records_of, records_of_traced
 from gistkit.errors import CompressError
-from gistkit.report.compiled_report import CompiledReport
 from gistkit.report.tables import hundredths, kept_table, rendered
 from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
 
 WIDTH = 150
+NOTHING = (
+    "no training step has been compiled yet, or PyTorch's caches had its graphs and no record of them is left; "
+    "TORCHINDUCTOR_FORCE_DISABLE_CACHES=1 compiles them anew"
+)
+
+
+@dataclass(frozen=True)
+class CompiledReport:
+    """The graphs that a compiled model has been compiled to. ``str()`` gives a table; ``graphs`` the data behind it.
+
+    Bytes are those of the sizes at compile time. ``plain_bytes`` is what PyTorch's own cut of the same graphs keeps.
+    """
+
+    graphs: tuple[GraphRecord, ...]
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes that the graphs would keep for backward under torch.compile."""
+        return sum(g.plain_bytes for g in self.graphs)
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(g.kept_bytes for g in self.graphs)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The predicted peak of a step, of the graph that needs most: parameters, buffers, batch, gradients and buffers
+        of the graphs; the optimiser's states and workspace of libraries are not in it."""
+        return max((g.peak_bytes for g in self.graphs), default=0)
+
+    @property
+    def plain_kept_bytes(self) -> int:
+        """As ``plain_bytes``, by the name that :class:`gistkit.Report` has for it."""
+        return self.plain_bytes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for graph in self.graphs for note in graph.notes)
+
+    @property
+    def rows(self) -> tuple[Kept, ...]:
+        return tuple(row for graph in self.graphs for row in graph.rows)
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes under torch.compile over bytes here; None where nothing is kept."""
+        return self.plain_bytes / self.kept_bytes if self.kept_bytes else None
+
+    def __str__(self) -> str:
+        if not self.graphs:
+            return rendered([NOTHING], WIDTH)
+        done: dict[str, int] = {}
+        for name, count in (item for graph in self.graphs for item in graph.rewrites):
+            done[name] = done.get(name, 0) + count
+        rewrites = [f"rewritten before the cut: {', '.join(f'{n} {name}' for name, n in done.items())}"] if done else []
+        columns = ("storage", "made by", "shape", "dtype", "form")
+        title = "kept for backward by compiled graphs, largest first"
+        shown = kept_table(title, columns, self.rows, _graph_cells, "report.rows")
+        return rendered([shown, self._totals(), *rewrites, *self.notes], WIDTH)
+
+    def _totals(self) -> str:
+        ratio = "" if self.ratio is None else f": {self.ratio:.2f}x"
+        return (
+            f"kept {hundredths(self.kept_bytes)} MiB in {len(self.graphs)} graph(s), torch.compile "
+            f"{hundredths(self.plain_bytes)} MiB{ratio}; predicted peak of a step {hundredths(self.peak_bytes)} MiB, "
+            f"torch.compile {hundredths(max(g.plain_peak_bytes for g in self.graphs))} MiB"
+        )
+
+
+def _graph_cells(r: Kept) -> tuple[str, ...]:
+    return r.name, r.op, "x".join("?" if d < 0 else str(d) for d in r.shape), r.dtype, r.form
 
 
 @dataclass(frozen=True)
@@ -38,7 +108,6 @@ class BudgetReport:
         return sum(d.excess_bytes for d in self.denser)
 
     def lines(self) -> list[str]:
-        """The same in words."""
         measured = "" if self.measured_bytes is None else f", measured {hundredths(self.measured_bytes)} MiB"
         predicted = f"budget {hundredths(self.budget_bytes)} MiB, predicted peak {hundredths(self.predicted_bytes)} MiB"
         lines = [predicted + measured, f"planned for {self.hardware}"]

@@ -28,7 +28,7 @@ from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
 from gistkit.runtime.forward.journey import Journey, Offloads
 from gistkit.runtime.forward.state import ForwardState
-from gistkit.runtime.program.density_excess import denser, remember, warn_of_excess
+from gistkit.runtime.program.budget_warnings import PendingBackwards, denser, remember, warn_of_excess
 from gistkit.runtime.program.match_plan import (
     Shapes,
     check_capture,
@@ -37,14 +37,12 @@ from gistkit.runtime.program.match_plan import (
     given_program,
     shapes,
 )
-from gistkit.runtime.program.pending_backwards import PendingBackwards
 from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts, Spilled, spilled_note
 from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
@@ -91,7 +89,6 @@ class Engine:
 
     @property
     def stats(self) -> StepStats | None:
-        """What the last step kept; None before the first."""
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats
@@ -104,8 +101,7 @@ class Engine:
 
     @property
     def all_notes(self) -> list[str]:
-        """``notes``, and what the last step found about its sparse storages: waits for sizes, and what was larger
-        than forecast."""
+        """``notes``, and of the last step's sparse storages waits for sizes and what was larger than forecast."""
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
@@ -200,8 +196,7 @@ class Engine:
         return self._install(key, graph)
 
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
-        """Plan by the densities known so far; a program that would do the same stays, with what its calls have
-        learnt."""
+        """Plan by the densities known so far; a program that would do the same stays."""
         densities = self._densities.setdefault(key, {})
         plan = gist(graph, lossy=self._formats.of(graph), densities=densities, sparse=self.settings.sparse)
         known = self._programs.get(key)

@@ -22,13 +22,14 @@ import torch
 import torch.nn.functional as F
 
 from gistkit.api import plan
-from gistkit.capture import capture
+from gistkit.capture import Recorder, capture
+from gistkit.codecs import CODECS, dtype_of
 from gistkit.formats import AUTO
-from gistkit.ir import Plan, numel
+from gistkit.ir import Plan, Reading, SavedGraph, numel
+from gistkit.planning.cost import Densities
 from gistkit.report import report
 from gistkit.runtime import Replayed
 from gistkit.training.data import orders
-from gistkit.training.density import recorded
 from gistkit.training.device_images import DeviceImages, device_images, epoch_seed
 from gistkit.training.loop import OnStep, be_deterministic, class_loss, environment, share_of_rate
 from gistkit.training.records import Records, Row
@@ -46,6 +47,7 @@ class Figures(NamedTuple):
 
 
 Step = Callable[[torch.Tensor, torch.Tensor], Figures]
+LAYOUTS = ("zvc", "csr")
 BOUNDS = {
     "seeds": (1, 2**16),
     "epochs": (1, 2**20),
@@ -62,8 +64,7 @@ BOUNDS = {
 class AccuracySettings:
     """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
     from one measurement of densities to the next, in fp32's first seed; 0 for none. ``tf32``: convolutions on CUDA
-    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: parameters and images are in that memory
-    format.
+    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: of parameters and images.
 
     Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
     twice, and for densities without ``fp32``.
@@ -111,7 +112,6 @@ class _Run:
     on_step: Callable[[int], None]
 
     def state(self) -> Row:
-        """All that the next epoch begins with."""
         return {"model": self.model.state_dict(), "sgd": self.sgd.state_dict()}
 
 
@@ -255,7 +255,6 @@ class Accuracy:
 
     @torch.no_grad()
     def _accuracy(self, model: torch.nn.Module) -> float:
-        """Of all test images."""
         model.eval()
         batches = self._test_images.whole(self.settings.batch)
         right = [(model(x).argmax(1) == targets).sum() for x, targets in batches]
@@ -273,3 +272,31 @@ class Accuracy:
         found = None if which.kind == EXACT else report(model).kept_bytes
         kept_bytes = self._plain_bytes if found is None else found
         return {**plain, "kept_bytes": kept_bytes, "bits": 8 * kept_bytes / self._elements}
+
+
+def recorded(model: torch.nn.Module, x: torch.Tensor) -> tuple[Any, list[dict[str, Any]]]:
+    """The model's output, as without, and the densities of this forward (as in Gist's Fig. 14); waits for the device.
+
+    A row a storage: its id, which is the key that ``gistkit.plan(density=)`` takes for a batch of this size, the
+    operator and module that made it, ``elements``, ``density``, and ``zvc`` and ``csr``: plain bytes over encoded ones.
+    """
+    with Recorder(model) as recorder:
+        out = model(x)
+    graph = recorder.finish(out)
+    return out, [_row(graph, storage) for storage in _with_zeros(graph)]
+
+
+def _with_zeros(graph: SavedGraph) -> list[int]:
+    """Kept storages whose producers speak for zeros: outputs of ReLUs, and of pools and dropouts behind them."""
+    reading = Reading(graph)
+    expected = Densities(reading, None)
+    values = [reading.saved(s.id) for s in graph.kept() if s.density is not None]
+    return [v.storage for v in values if v is not None and expected.expected((v.storage, v.version)) is not None]
+
+
+def _row(graph: SavedGraph, storage: int) -> dict[str, Any]:
+    s, writers = graph.storages[storage], graph.writers(storage)
+    elements, dtype = numel(s), dtype_of(s.dtype)
+    ratios = {name: s.nbytes / CODECS[name].predicted_bytes(elements, dtype, s.density) for name in LAYOUTS}
+    origin = {"op": writers[-1].op, "module": writers[-1].module}
+    return {"storage": storage, **origin, "elements": elements, "density": s.density, **ratios}

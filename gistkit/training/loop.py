@@ -1,5 +1,4 @@
-"""Training one network three times, plain, lossless and lossy, or twice, plain and under a plan, from the same start on
-the same batches.
+"""Training one network plain, lossless and lossy, or plain and under a plan, from the same start on the same batches.
 
 What is compared: bytes kept for backward, the peak of live bytes over a step, step time, loss. Parameters, their
 gradients, the optimiser's state and the batch are the same in every run and are not counted. Memory is measured in the
@@ -60,7 +59,6 @@ class Comparison:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The runs, in order."""
         if self.plan is not None:
             return "plain", self.plan.policy
         return ("plain", "lossless") if self._settings.lossy is None else ("plain", "lossless", self._settings.lossy)

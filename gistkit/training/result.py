@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from struct import pack
 from typing import Any
 
 import torch
@@ -43,8 +43,7 @@ def check_settings(settings: Any, bounds: Mapping[str, tuple[float, float]]) -> 
 @dataclass(frozen=True)
 class TrainSettings:
     """What to train on what; ``lossy`` names the third run's format, None leaves that run out. With a ``budget``
-    (``"12GiB"``, ``"60%"`` of plain's peak) or a ``policy`` the one other run is under :func:`gistkit.plan`'s plan
-    of the class ``fidelity``.
+    (``"12GiB"``, ``"60%"`` of plain's peak) or a ``policy`` the other run is under a plan of the class ``fidelity``.
 
     The optimiser is SGD with Nesterov's momentum; ``lr`` is its highest learning rate, see ``loop.share_of_rate``.
     Raises ValueError where a number is out of range or the device is not there.
@@ -111,13 +110,12 @@ class TrainResult:
 
     @property
     def first_difference(self) -> int | None:
-        """The first step whose second loss differs from the plain one in any bit; None where none does, or where plain
-        PyTorch found no room."""
+        """The first step whose second loss differs from the plain one in any bit, None for none or without plain."""
         if len(self.runs) < 2:
             return None
         plain, lossless = self.runs[:2]
         pairs = zip(plain.losses, lossless.losses, strict=True)
-        return next((step for step, (a, b) in enumerate(pairs) if _bits(a) != _bits(b)), None)
+        return next((step for step, (a, b) in enumerate(pairs) if pack(">d", a) != pack(">d", b)), None)
 
     def to_json(self) -> str:
         """The result as JSON text, every loss to the bit; one that is not finite is null. With a plan it has ``plan``
@@ -130,10 +128,6 @@ class TrainResult:
         if self.plan is not None:
             fields |= {"plan": json.loads(self.plan.to_json()), "step_s": self.runs[-1].backward_s}
         return json.dumps({**fields, "first_difference": self.first_difference, "runs": runs})
-
-
-def _bits(value: float) -> bytes:
-    return struct.pack(">d", value)
 
 
 def plot_memory(result: TrainResult, path: Path) -> None:

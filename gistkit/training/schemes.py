@@ -51,8 +51,7 @@ class Scheme:
 
 
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by its name: one a lossy codec of ``CODECS``, ``auto``, and the controls of the codecs without a
-    sparse layout."""
+    """Every scheme by its name: one a lossy codec, ``auto``, and the controls of codecs without a sparse layout."""
     lossy = [name for name, codec in CODECS.items() if codec.form.rounds_to]
     found = [Scheme(EXACT, EXACT, ""), *(Scheme(name, DELAYED, name) for name in (*lossy, AUTO))]
     for kind in (IMMEDIATE, GRADIENTS):
@@ -61,26 +60,19 @@ def schemes() -> dict[str, Scheme]:
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that name. Raises ValueError, naming the nearest and all known names, for any other, and for an
-    ``auto`` whose error is no share."""
+    """The scheme of that name. Raises ValueError for any other, and for an ``auto`` whose error is no share."""
     known = schemes()
     if name in known:
         return known[name]
     kind, _, bound = name.partition(":")
     if kind == AUTO:
         with suppress(ValueError):
-            return replace(known[AUTO], name=name, max_error=_share(bound))
+            max_error = float(bound)
+            if 0 < max_error < 1:
+                return replace(known[AUTO], name=name, max_error=max_error)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"scheme must be one of {', '.join(known)}; got {name!r}{hint}")
-
-
-def _share(text: str) -> float:
-    """A number above 0 and below 1. Raises ValueError for any other text."""
-    number = float(text)
-    if not 0 < number < 1:
-        raise ValueError(text)
-    return number
 
 
 def plan_of(scheme: Scheme, graph: SavedGraph) -> Plan | None:

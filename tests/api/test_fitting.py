@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit import cli
-from gistkit.api.fitting import MeasuredStep, fitted, read_steps
+from gistkit.api.measuring import MeasuredStep, fitted, read_steps
 from gistkit.api.planning import plan_graph
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 import gistkit
-from gistkit.capture.twin import plain_copy
+from gistkit.capture.isolation import plain_copy
 from tests.support.foreign_cases import assert_same, made, plan
 from tests.support.peaks import held_step, peaks_of_steps
 from tests.support.planning_cases import T, X

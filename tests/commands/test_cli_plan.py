@@ -13,7 +13,7 @@ from gistkit import cli
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.policies.registry import POLICIES
-from gistkit.report.planner_plots import CLASS_COLOURS
+from gistkit.report.plots import CLASS_COLOURS
 
 NET = "tests.commands.test_cli_plan:small"
 SMALL = [NET, "--batch", "4", "--image-size", "32", "--hardware", "titanx"]

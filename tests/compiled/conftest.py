@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from gistkit.compiled import moves, partitioner
+from gistkit.compiled import partitioner
 
 
 @pytest.fixture(autouse=True)
 def all_rebuilds(monkeypatch):
-    monkeypatch.setattr(moves, "TIME_SHARE", float("inf"))
+    monkeypatch.setattr(partitioner, "TIME_SHARE", float("inf"))
 
 
 @pytest.fixture
@@ -23,5 +23,4 @@ def fresh():
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch):
-    for module in (moves, partitioner):
-        monkeypatch.setattr(module, "same_kernels", lambda settings, graph: settings.exact)
+    monkeypatch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)

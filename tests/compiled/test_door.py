@@ -109,7 +109,7 @@ def test_torch_compile_takes_a_compressed_model(plain):
     report = gistkit.report(model)
     assert {"mask1", "map4", "dense"} == {row.form for row in report.rows} and report.kept_bytes < report.plain_bytes
     assert len(report.graphs) == 1
-    before = gistkit.compiled.traced.settings_in_force()
+    before = gistkit.compiled.door.settings_in_force()
     assert before is None  # outside of a compilation
     assert_same(plain, step(torch.compile(network()), X, Y, loss_of))  # a plain model is cut as before
 

@@ -5,7 +5,7 @@ import torch
 
 from gistkit.compiled import Settings, cut, record
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.moves import Moves
+from gistkit.compiled.partitioner import Moves
 from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, plain_step, run_edited
 
 SETTINGS = Settings()

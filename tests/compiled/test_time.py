@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.compiled import Settings, moves
+from gistkit.compiled import Settings, partitioner
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
@@ -103,7 +103,7 @@ def test_what_takes_a_kernel_of_its_own_is_rounded_last(monkeypatch):
     model, x, y = net_of("perceptron", 2048)
     found = {}
     for share in (0.85, 0.0, 10.0):
-        monkeypatch.setattr(moves, "ROUNDED_SHARE", share)
+        monkeypatch.setattr(partitioner, "ROUNDED_SHARE", share)
         _, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
         found[share] = graph
     assert found[0.0].kept_bytes < found[10.0].kept_bytes
@@ -145,7 +145,7 @@ def test_what_only_forward_makes_stays():
 
 
 def test_the_report_tells_what_was_left_out(monkeypatch):
-    monkeypatch.setattr(moves, "TIME_SHARE", 0.0)
+    monkeypatch.setattr(partitioner, "TIME_SHARE", 0.0)
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
     assert any("are left out" in note for note in graph.notes)

@@ -8,8 +8,8 @@ import torch
 from gistkit.codecs import CODECS
 from gistkit.errors import HostMemoryError
 from gistkit.runtime.offload.backends import CudaBackend
+from gistkit.runtime.offload.host_memory import pin, unpin
 from gistkit.runtime.offload.offloader import Offloader
-from gistkit.runtime.offload.pinned import pin, unpin
 from tests.gpu.waiting import no_synchronisation
 from tests.support.tensors import same_bits
 

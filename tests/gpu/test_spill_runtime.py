@@ -15,8 +15,7 @@ from gistkit import zoo
 from gistkit.codecs import CODECS, Sparse
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
-from gistkit.runtime.sparse_sizes.exact import FIRST, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import Forecast
+from gistkit.runtime.sparse_sizes.exact import FIRST, ExactPacker, Forecast
 from gistkit.runtime.sparse_sizes.spill import Spill
 from tests.gpu.waiting import no_synchronisation
 from tests.runtime.sparse_sizes.test_spill import lent_bytes

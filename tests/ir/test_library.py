@@ -3,7 +3,7 @@
 import pytest
 
 from bench.papers.library_view import FORWARD_ALONE, library_view
-from gistkit.ir.layer_view import layers
+from gistkit.ir.queries import layers
 from gistkit.ir.saved_graph import SavedGraph
 from tests.support.step_graphs import Step, chain, forked, pooled
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.planning.refusal import remedy
+from gistkit.planning.choose import remedy
 from tests.support.graphs import Apply
 from tests.support.planning_cases import T, X, net
 

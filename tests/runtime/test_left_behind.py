@@ -18,7 +18,7 @@ from torch import nn
 import gistkit
 from gistkit.errors import HostMemoryError
 from gistkit.runtime.attach import compressed_forward
-from gistkit.runtime.offload import pinned
+from gistkit.runtime.offload import host_memory
 
 STEPS = """
 import torch, gistkit
@@ -86,9 +86,9 @@ def runtime(monkeypatch):
         found.unpinned += 1
 
     cudart = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
-    monkeypatch.setattr(pinned, "_runtime", lambda: cudart)
-    monkeypatch.setattr(pinned, "device_cores", lambda device: set())
-    monkeypatch.setattr(pinned, "_CHECKED", set())
+    monkeypatch.setattr(host_memory, "_runtime", lambda: cudart)
+    monkeypatch.setattr(host_memory, "device_cores", lambda device: set())
+    monkeypatch.setattr(host_memory, "_CHECKED", set())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return found
 
@@ -97,13 +97,13 @@ def test_a_host_that_does_not_pin_is_an_error_and_its_pages_go(runtime):
     runtime.code = 2
     before = psutil.Process().memory_info().rss
     with pytest.raises(HostMemoryError, match=r"268435456 bytes .* does not pin it: 2; raise the limit .*ulimit -l"):
-        pinned.pin(2**28, torch.device("cpu"))
+        host_memory.pin(2**28, torch.device("cpu"))
     gc.collect()
     assert len(runtime.mapped) == 1 and psutil.Process().memory_info().rss - before < 2**26
 
 
 def test_memory_that_does_not_give_back_what_is_written_is_unpinned(runtime, monkeypatch):
-    monkeypatch.setattr(pinned, "_written_and_read", lambda memory, device: False)
+    monkeypatch.setattr(host_memory, "_written_and_read", lambda memory, device: False)
     with pytest.raises(HostMemoryError, match=r"4096 bytes .* what cpu writes there does not come back"):
-        pinned.pin(4096, torch.device("cpu"))
-    assert runtime.unpinned == 1 and not pinned._CHECKED
+        host_memory.pin(4096, torch.device("cpu"))
+    assert runtime.unpinned == 1 and not host_memory._CHECKED

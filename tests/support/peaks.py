@@ -16,7 +16,7 @@ import gistkit
 from gistkit.api.capturing import step_on
 from gistkit.capture.batch import spread
 from gistkit.ir.plan import Plan
-from gistkit.planning import refusal
+from gistkit.planning import choose
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.simulate.simulator import Simulator, memory_bytes
 from gistkit.runtime.live import LiveBytes
@@ -66,7 +66,7 @@ def least_bytes(model: nn.Module, *batch: Any, **asked: Any) -> int:
     takes most of a refusal's time, is not searched for."""
     unknown = SimpleNamespace(peak_bytes=sys.maxsize)
     with pytest.raises(gistkit.BudgetError) as refused, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(refusal, "minimise_peak", lambda *_, **__: unknown)
+        patch.setattr(choose, "minimise_peak", lambda *_, **__: unknown)
         gistkit.plan(model, *batch, budget=1, **asked)
     return refused.value.least_bytes["lossy" if "lossy" in asked else asked.get("fidelity", "bitwise")]
 

@@ -1,7 +1,6 @@
 """Which tensors made in backward are gradients of weights and biases: made first where the backward of a convolution or
 linear is taken in two halves, and whole in every sub-batch. A parameter's ``.grad`` does not tell where the parameter
-gets a copy in a layout of its own, or where the weight is computed in the step: autocast's narrow copy, a standardised
-or re-parametrised one."""
+gets a copy in a layout of its own, or where the weight is computed in the step: by autocast, say."""
 
 from __future__ import annotations
 

@@ -43,7 +43,6 @@ class StepBuilder:
         return found
 
     def build(self, batch: int) -> SavedGraph:
-        """The graph with tasks and blocks."""
         self.tasks_with_spans()
         self.blocks = self._blocks()
         self._storages = {b.storage: b.id for b in self.blocks if b.storage >= 0}
@@ -173,8 +172,7 @@ class StepBuilder:
 
     def _unpacked(self) -> Iterator[tuple[int, range]]:
         """Blocks with the backward tasks during which what a node unpacked of them was there: one task mostly. A
-        checkpoint's inputs are kept by the forward that runs again, an in-place op on a view runs inside its
-        CopySlices."""
+        checkpoint's inputs are kept by the forward that runs again, an in-place op on a view runs in its CopySlices."""
         for item in self.tracer.seen:
             if item.stand_in is None or item.unpacked < 0:
                 continue

@@ -37,8 +37,7 @@ Key = tuple[str, int | None, str]
 class Seen:
     """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``. One that stands for
     a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of ``unpacked``, to
-    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold while
-    the context is open."""
+    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold."""
 
     id: int
     ref: StorageWeakRef
@@ -101,7 +100,6 @@ class Tracer(TorchDispatchMode):
         return False  # 4 us for each operator; nothing is compiled while a mode like this one is active
 
     def outside(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Storages from before the step."""
         for t in tensors:
             self._note(t)
 
@@ -159,8 +157,7 @@ class Tracer(TorchDispatchMode):
             self._gone(cdata)
 
     def finish(self, held: Iterable[int] = ()) -> None:
-        """Close the last span. ``held``: storages that nodes still hold, as they lead to results that the loss does not
-        read: until the step is over."""
+        """Close the last span. ``held``: storages that nodes hold until the step ends, as the loss reads none of it."""
         self._poll()
         self.dropped |= dict.fromkeys(held, len(self.spans))
         for item in self._live.values():

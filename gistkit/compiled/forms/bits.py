@@ -41,7 +41,6 @@ class Bits:
         return 8 // self.bits
 
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
-        """One uint8 tensor."""
         parts = []
         for i in range(self._codes):
             part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, self._codes)
@@ -51,7 +50,6 @@ class Bits:
         return [build(prims.convert_element_type.default, packed, torch.uint8)]
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
-        """The tensor."""
         codes, dim = build(aten.permute.default, payload[0], list(self.order)), self.order.index(self.dim)
         shape = build.sizes(codes)
         device, rank = value(codes).device, len(shape)
@@ -72,19 +70,16 @@ class Bits:
 
 @dataclass(frozen=True)
 class Signs:
-    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros, so the
-    kernels that compare it stay as they are."""
+    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros."""
 
     bits: Bits
     dtype: torch.dtype
     name: str = "mask1"
 
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
-        """One uint8 tensor."""
         return self.bits.encode(build, build(aten.le.Scalar, x, 0))
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
-        """0 where x is not above 0, and 1."""
         above = build(aten.logical_not.default, self.bits.decode(build, payload))
         return build(prims.convert_element_type.default, above, self.dtype)
 

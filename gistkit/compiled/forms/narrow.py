@@ -65,7 +65,6 @@ class Narrow:
         return [self._packed(op, codes), op.cast(exponents, torch.uint8)]
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
-        """The tensor, rounded."""
         op = _Arithmetic(build, self.fmt)
         codes = self._unpacked(op, payload[0])
         values = op.cast(codes, torch.float32) if self.hardware else op.values(codes)
@@ -156,7 +155,6 @@ class _Arithmetic:
         return self.build(aten.sub.Tensor, self.rounded(magnitude), offset)
 
     def codes(self, wide: fx.Node) -> fx.Node:
-        """Unscaled codes."""
         magnitude = self.magnitude(wide)
         code = self._on_grid(magnitude)
         code = self.where(self.build(aten.lt.Scalar, code, 1 << self.f.mantissa_bits), 0, code)
@@ -231,8 +229,7 @@ class _Arithmetic:
 
 
 def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | str:
-    """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so in memory,
-    whatever their strides say here."""
+    """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so."""
     fmt, scaling = VALUE_FORMS[name]
     if x.dtype not in FLOATS:
         return f"dtype {x.dtype} has no narrow form"

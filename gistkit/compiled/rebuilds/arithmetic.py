@@ -1,17 +1,13 @@
-"""Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that.
+"""Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that:
+docs/compiled.md, "The same bits". A rebuild follows forward only where both do the same arithmetic to the same loaded
+values:
 
-There a product that is added to something becomes one operation with it, in the kernels that compute both, and a
-reduction's result may differ in its last bit from lane to lane until it is stored. So on a GPU a rebuild follows
-forward only where both do the same arithmetic to the same loaded values:
-
-* *Sums of products.* An addition reads a product that no other operator reads: both kernels make one operation of
-  them. One that other operators read too, or that is kept, is computed once and read, or computed in each kernel, as
-  Inductor chooses.
+* *Sums of products.* An addition reads a product that no other operator reads and that is not kept: both kernels make
+  one operation of them.
 * *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
   one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
   saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
-* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): a kernel holds all of them, and its sums are
-  the same in all lanes. It normalises with what it stores.
+* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them.
 * Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
 """
 
@@ -48,8 +44,7 @@ _MASKED = frozenset({
     aten._unsafe_index.Tensor,
 })  # fmt: skip
 APART, WITHIN, UNCERTAIN = "apart", "within", "uncertain"
-"""Where a norm is normalised: in a kernel that loads the statistics, in the one that holds all values they are of, or
-in one or the other."""
+"""Where a norm is normalised: in a kernel that loads the statistics, in the one that makes them, or in either."""
 _PERSISTENT, _UNROLLED = 1024, 8
 """Values that one kernel holds to reduce them; fewer than the second are summed one by one."""
 

@@ -107,7 +107,6 @@ class _Search:
         return v.weight if v.settled or not self.limits.bitwise else UNKEPT
 
     def reach(self, root: str, kept: Collection[str]) -> _Reach:
-        """The rebuild of a root from what is kept."""
         if (at := frozenset(kept)) != self.reached_at:
             self.reached_at, self.reached = at, {}
         if root not in self.reached:
@@ -151,7 +150,6 @@ class _Search:
         return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
 
     def reason(self, name: str) -> str:
-        """Why a value is kept."""
         v = self.flow.values[name]
         if name in self.small:
             return f"fewer than {self.least} bytes"
@@ -163,7 +161,6 @@ class _Search:
         return f"no sources are cheaper within {self.limits.reads:g}x reads and depth {self.limits.depth}{bits}"
 
     def solve(self) -> set[str]:
-        """What is kept."""
         pins, kept, more = set(self.small), set[str](), set[str]()
         for _ in range(_ROUNDS):
             kept = pins | cheapest(self.flow, self.roots, self.anew, self.weight, pins)

@@ -28,18 +28,16 @@ FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 BYTES_A_S, OPERATIONS_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}
-"""Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products'; by the bytes of an element. :func:`step_s`
-has what comes of it beside measured steps."""
+"""Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products'; by the bytes of an element."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """One value of forward. ``inputs``: names of those it is computed from. ``weight``: bytes to keep it, in its
-    packed form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward
-    reads it. ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the
-    forward's bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of
-    its inputs that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes
-    by itself, 0 for others."""
+    """One value of forward. ``inputs``: names of those it is computed from. ``weight``: bytes to keep it, in its packed
+    form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward reads it.
+    ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the forward's
+    bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of its inputs
+    that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes."""
 
     name: str
     inputs: tuple[str, ...]
@@ -147,8 +145,7 @@ def _twin(
 
 
 def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
-    """Whether forward's kernel loads an operand that backward reads too; a library's operator does, and who reads what
-    such a one made."""
+    """Whether forward's kernel loads an operand that backward reads too; a library's operator does, and its readers."""
     if is_view(node):
         return in_memory(reader) or in_memory(behind_views(node))
     return in_memory(node) or roundings.from_memory(node, reader)

@@ -34,8 +34,7 @@ _SELECTING = (
     aten.constant_pad_nd.default, aten.embedding.default,
 )  # fmt: skip
 FROM_MEMORY, IN_KERNEL, EXACT, UNKNOWN = "from memory", "in kernel", "exact", "unknown"
-"""How z reads a low-precision y: rounded, unrounded within its own kernel, the same either way, or as Inductor
-chooses."""
+"""How z reads a low-precision y: rounded, unrounded in its own kernel, the same either way, or as Inductor chooses."""
 
 
 def is_low(node: fx.Node) -> bool:
@@ -107,11 +106,9 @@ class Roundings:
         if y not in self._exact:
             low = [n for n in y.all_input_nodes if is_low(n)]
             same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
-            self._exact[y] = self._in_memory(y) or (selects(y) and same and all(self._exact_for(n, y) for n in low))
+            known = (self.exact(n) or self.from_memory(behind_views(n), y) for n in low)
+            self._exact[y] = self._in_memory(y) or (selects(y) and same and all(known))
         return self._exact[y]
-
-    def _exact_for(self, y: fx.Node, reader: fx.Node) -> bool:
-        return self.exact(y) or self.from_memory(behind_views(y), reader)
 
     def from_memory(self, y: fx.Node, reader: fx.Node, saved: bool = True) -> bool:
         """Whether the reader loads y: it is a kernel of its own, or behind one and y has been written by then.
@@ -148,8 +145,7 @@ def is_pointwise(node: fx.Node) -> bool:
 
 
 def in_memory(node: fx.Node) -> bool:
-    """Whether a node is an input, or a product, convolution or attention: a kernel of its own, which reads and writes
-    memory."""
+    """Whether a node is an input, or a kernel of its own, which reads and writes memory: a product, say."""
     if node.op != "call_function":
         return True
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):

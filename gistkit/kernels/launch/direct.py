@@ -100,7 +100,6 @@ class Masks:
         return self._rectified(x, x) if _is_plain(x) else ops.relu_mask1_(flat(x))
 
     def relu(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """relu(x) and its mask."""
         if not _is_plain(x):
             values, mask = ops.relu_mask1(flat(x))
             # detached: a view made in a Function's forward would refuse to be modified in place later

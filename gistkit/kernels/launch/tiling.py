@@ -130,8 +130,7 @@ class Ready:
         self, programs: int, addresses: Sequence[int], numbers: Sequence[int], stream: int | None = None
     ) -> bool:  # fmt: skip
         """Launch for tensors at these addresses, on the current stream unless another's handle is given; False, and
-        nothing done, where the first launch is still to come, an address is no multiple of 16, or another device is
-        the current one."""
+        nothing done, before the first launch, where an address is no multiple of 16, or on another device."""
         odd = 0
         for address in addresses:
             odd |= address
@@ -152,7 +151,6 @@ class Ready:
     def first(
         self, programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int], stream: int | None = None
     ) -> None:  # fmt: skip
-        """Launch for these tensors, however they lie."""
         args = (*tensors, *numbers)
         if self._device < 0:  # the interpreter
             launch(self._kernel, programs, tensors[0], *args, num_warps=self._num_warps, **self._constexprs)
@@ -177,11 +175,9 @@ class Repeated:
         self._programs, self._numbers = programs, numbers
 
     def at(self, *addresses: int) -> bool:
-        """:meth:`Ready.at`."""
         return self._ready.at(self._programs, addresses, self._numbers)
 
     def first(self, *tensors: torch.Tensor) -> None:
-        """:meth:`Ready.first`."""
         self._ready.first(self._programs, tensors, self._numbers)
 
 

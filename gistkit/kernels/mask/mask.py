@@ -27,8 +27,7 @@ FLAG_ROWS = 512
 def _pack_kernel(
     x_ptr, y_ptr, mask_ptr, n, RELU: tl.constexpr, KEEP_ZERO: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr
 ):
-    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), which keeps NaN payloads, and -0.0 where
-    KEEP_ZERO."""
+    """mask of x (fp32/bf16/fp16, or uint8 flags); with RELU also y = relu(x), with NaN payloads, -0.0 if KEEP_ZERO."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     x = tl.load(x_ptr + first + offs, mask, other=0)
     # 16-bit floats are compared as fp32, which is exact; only the comparison's result is used, so NaN payloads survive
@@ -65,7 +64,6 @@ def _bits(mask_ptr, first, rows, row_mask):
 
 @triton.jit
 def _unpack_kernel(mask_ptr, x_ptr, n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """x (uint8) of ones and zeros from the mask."""
     first, rows, row_mask, offs, mask = tile(n, ROWS, ALIGNED)
     tl.store(x_ptr + first + offs, _bits(mask_ptr, first, rows, row_mask).to(tl.uint8), mask)
 

@@ -33,7 +33,6 @@ def _rows(n, ROWS: tl.constexpr):
 
 @triton.jit
 def _mixed(z):
-    """uint32 words of uint32 z."""
     z = (z ^ (z >> 16)) * _MIX_1
     z = (z ^ (z >> 15)) * _MIX_2
     return z ^ (z >> 16)

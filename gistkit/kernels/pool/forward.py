@@ -3,9 +3,8 @@
 PyTorch's rules: strict > (the first maximum wins), NaN wins and the last NaN of a window stays, padding never wins, and
 a window of nothing but -inf names its first position inside the input. A ReLU in front commutes with the maximum, so it
 is applied to the result; where that is zero so are all values of the window, and the first position holds the maximum.
-KEEP_ZERO is for a ReLU that gives -0.0 for -0.0: a zero maximum then has the sign of that first position's zero.
-16-bit values in unrolled windows of more than 4 positions are compared as keys (maxima.py), all others as fp32 beside
-their codes.
+KEEP_ZERO is for a ReLU that gives -0.0 for -0.0: a zero maximum then has the sign of that first position's zero. 16-bit
+values in unrolled windows of more than 4 positions are compared as keys (maxima.py), others as fp32.
 
 The common windows of stride 2 in NCHW have a kernel of their own, in which a lane holds two outputs of a row: both
 windows look at the same rows of four or five columns, and the keys of 3x3 windows in 16 bits are made once for both.

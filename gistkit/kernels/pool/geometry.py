@@ -26,7 +26,6 @@ class PoolGeometry:
 
     @property
     def positions(self) -> int:
-        """Positions in one window."""
         return self.kernel[0] * self.kernel[1]
 
     def out_sizes(self, ceil_mode: bool) -> tuple[int, int]:

@@ -8,11 +8,7 @@
 | backward | `backward_quads_kernel` | stride 2, windows of up to 25 positions |
 | backward | `backward_kernel` | everything else |
 
-Where PyTorch's own kernels differ, these follow CUDA's. Known differences from those:
-- a zero gradient is always +0 (CUDA's channels_last kernel keeps -0.0 where one window alone covers a pixel), which
-  ``torch.equal`` does not see.
-- a channels_last window of nothing but -inf passes its gradient to its first position, as in NCHW and on the CPU;
-  CUDA's kernel names element 0 of the plane there, and the gradient is lost.
+Where PyTorch's own kernels differ, these follow CUDA's, but for what docs/kernels.md, "Surprises", has.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import torch
 
 from gistkit import formats
 from gistkit.kernels.launch.tiling import launch
-from gistkit.kernels.layout import is_channels_last
+from gistkit.kernels.layout import is_channels_last, maps_like
 from gistkit.kernels.pool.backward import backward_kernel, backward_pairs_kernel, backward_quads_kernel
 from gistkit.kernels.pool.forward import forward_kernel, forward_pairs_kernel
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
@@ -46,14 +42,11 @@ def maxpool_forward(
     zero_code: bool, bits: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Max-pool of x (or of relu(x), in one pass) and one code per output: as :func:`..reference.pool.maxpool_forward`,
-    with ``torch.relu``'s -0.0 on x's device. Does not synchronise but to ask for that, once
-    (:mod:`gistkit.kernels.signed_zero`)."""
+    with ``torch.relu``'s -0.0 on x's device. Does not synchronise but to ask for that, once."""
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
     keep_zero = relu_keeps_negative_zero(x) if relu else False
     channels_last = is_channels_last(x)
-    n, c = x.shape[:2]
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    y = torch.empty((n, c, g.out_height, g.out_width), dtype=x.dtype, device=x.device, memory_format=layout)
+    y = maps_like(x, g.out_height, g.out_width, channels_last)
     codes = torch.empty((formats.argmax_bytes(y.numel(), bits),), dtype=torch.uint8, device=x.device)
     if y.numel() == 0:
         return y, codes
@@ -74,10 +67,8 @@ def maxpool_backward(
     """The gradient of the pool's input: as :func:`..reference.pool.maxpool_backward`, but sums are fp32 as on CUDA.
     Copies grad_y where it is not in the layout that ``channels_last`` names. Does not synchronise."""
     g = backward_geometry(grad_y, height, width, kernel, stride, padding)
-    n, c = grad_y.shape[:2]
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    grad_y = grad_y.contiguous(memory_format=layout)
-    grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, device=grad_y.device, memory_format=layout)
+    grad_y = grad_y.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    grad_x = maps_like(grad_y, height, width, channels_last)
     if grad_x.numel() == 0:
         return grad_x
     unpadded = (g.kernel, g.padding) == ((3, 3), (0, 0))

@@ -102,8 +102,7 @@ def _rebuild_kernel(
     STEP: tl.constexpr, OUTER: tl.constexpr, INNER: tl.constexpr, WRAPS: tl.constexpr, PORTABLE: tl.constexpr,
 ):  # fmt: skip
     """y = relu?(BN(x) [+ other, or BN(other) where OTHER is a form]) over [outer, inner_steps * STEP] elements. STEP
-    tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel. One base
-    address a program is 64-bit arithmetic."""
+    tells the compiler what divides a row's length, WRAPS that a program's rows may pass the last channel."""
     inner = inner_steps * STEP
     blocks = tl.cdiv(inner, INNER)
     row = (tl.program_id(0) // blocks) * OUTER
@@ -233,8 +232,7 @@ def bn_rebuild(
     """out = relu?(BN(x) [+ other | + BN(other)]), rounded as the forms above say. x, other, out: fp32/bf16/fp16 of one
     dtype and dense geometry; out may be x or other. ``norm``: mean and 1/std, fp32[C], weight and bias, fp32, bf16 or
     fp16 [C]. ``plane``: elements of one channel that lie together, 1 for channels_last. ``other_norm`` is empty where
-    other is added as it is. Does not synchronise but for asking once about -0.0
-    (:mod:`gistkit.kernels.signed_zero`)."""
+    other is added as it is. Does not synchronise but to ask about -0.0, once."""
     n = x.numel()
     if not n:
         return

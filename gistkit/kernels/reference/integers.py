@@ -11,8 +11,7 @@ with the probability of its fraction, exactly. A block with a NaN, an infinity o
 low NaN, step 0 and codes 0: all of it decodes to NaN.
 
 **Decoding.** low + code * step, rounded to nearest even to the tensor's dtype; +0 for either zero; NaN is 0x7FC00000,
-0x7FC0 (bf16) or 0x7E00 (fp16). A block of equal values comes back exactly, and any block within its own ends (where
-its span is at least 2**-100).
+0x7FC0 (bf16) or 0x7E00 (fp16). A block of equal values comes back exactly, any block within its own ends.
 
 **Random numbers.** Products, shifts and exclusive ors of 32-bit words: the seed, the block's number, its low and step,
 and the unit's place. So they are the same on every device and at every encoding of the same tensor, change with the

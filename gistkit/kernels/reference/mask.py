@@ -1,6 +1,5 @@
 """Torch oracle of gistkit.kernels.mask.mask; also what runs on CPU tensors, in blocks of BLOCK elements, so that
-temporaries stay in cache. Bit j of byte i belongs to element 8i+j, bits past the last element are 0: numpy's
-packbits."""
+temporaries stay in cache. Bit j of byte i belongs to element 8i+j, bits past the last one are 0."""
 
 from __future__ import annotations
 

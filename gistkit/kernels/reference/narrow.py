@@ -20,12 +20,7 @@ rounds to nearest even.
 below 2**-126, far under half of the smallest code (2**-25 at the least), so the code is a zero either way. In decoding
 it rounds to fp32's own grid.
 
-*Error bound.* For finite x and decoding to fp32: |x - decoded| <= max(2**-(M+1) |x|, 2**-(B+M) S): half a unit in the
-last place, or half of the spacing S * 2**(1-B-M) of the subnormal codes. No finite x is clamped, as b leaves A room.
-Where b was not raised to E+1, S <= c A 2**-E with c = 16/14.5 for fp8 (b is raised by one for A > 1.8125 * 2**k) and
-1 + 2**-M else; so the error is at most 2**-(M+1) A, and what drowns is below 2**-(B+M+E) c A: 2**-18 c A for fp8,
-2**-34 c A for fp10, 2**-40 c A for fp16. Decoding to a dtype on whose grid x lies may add as much again: rounding to
-that grid moves the value no further than x is away.
+*Error bound.* For finite x in fp32 |x - decoded| <= max(2**-(M+1) |x|, 2**-(B+M) S): docs/kernels.md, "Rounding".
 
 ``fp10`` packs three codes to a word in planes (see :mod:`gistkit.formats`); the others are stored as they are.
 """

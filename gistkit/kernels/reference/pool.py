@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from gistkit.kernels.layout import flat, is_channels_last, nibbles_pack, nibbles_unpack
+from gistkit.kernels.layout import flat, is_channels_last, maps_like, nibbles_pack, nibbles_unpack
 from gistkit.kernels.pool.geometry import PoolGeometry, backward_geometry, forward_geometry, none_code
 
 SLICE_OUTPUTS = 1 << 18
@@ -30,10 +30,8 @@ def maxpool_forward(
     ``F.max_pool2d``, and the codes, uint8 in y's storage order, two to a byte (low nibble first) at ``bits=4``. Under
     ``zero_code`` one whose maximum is not positive (NaN is) has code 15 or 255: no gradient (Gist, section IV-A)."""
     g = forward_geometry(x, kernel, stride, padding, ceil_mode)
-    n, c = x.shape[:2]
-    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
-    y = torch.empty((n, c, g.out_height, g.out_width), dtype=x.dtype, memory_format=layout)
-    codes = torch.empty(y.shape, dtype=torch.uint8, memory_format=layout)
+    y = maps_like(x, g.out_height, g.out_width, is_channels_last(x))
+    codes = torch.empty_like(y, dtype=torch.uint8)
     windows = (g.kernel, g.stride, g.padding, (1, 1), ceil_mode)
     for part in _slices(y):
         values = torch.relu(x[part]) if relu else x[part]
@@ -54,9 +52,8 @@ def maxpool_backward(
     grad_y: [N, C, OH, OW], any strides; codes: as :func:`maxpool_forward` made them for outputs of the layout named by
     ``channels_last``, which grad_x gets too. Bit-equal to PyTorch's CPU backward."""
     g = backward_geometry(grad_y, height, width, kernel, stride, padding)
-    n, c = grad_y.shape[:2]
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    grad_x = torch.empty((n, c, height, width), dtype=grad_y.dtype, memory_format=layout)
+    grad_x = maps_like(grad_y, height, width, channels_last)
     outputs = torch.empty(grad_y.shape, dtype=torch.uint8, memory_format=layout)
     flat(outputs).copy_(nibbles_unpack(codes, grad_y.numel()) if bits == 4 else codes)
     for part in _slices(outputs):

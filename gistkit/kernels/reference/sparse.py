@@ -4,7 +4,9 @@ Works on numpy views of the tensors' bit patterns, whose packbits, flatnonzero a
 times faster than torch's own on a CPU: at half density and one thread, 2.6 ms to pack a million fp32 elements and 3.4
 ms to decode them, where PyTorch's ReLU backward takes 2.5 ms. Blocks of BLOCK elements keep temporaries under 3 MiB;
 beyond that, decoding a narrow format holds the packed elements once. :func:`zvc_pack` and :func:`csr_pack` write the
-packed values at once, without a scratch: on a CPU sizes may depend on values.
+packed values at once, without a scratch: on a CPU sizes may depend on values. Packed arrays with a spill
+(gistkit.kernels.sparse.spill): ends never fall, so the arrays have the first ``cut`` items, whole groups, and the
+spill the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ZVC_WORDS, ceil_div
 from gistkit.kernels.layout import STRIDES, bits_of, value_dtype
 from gistkit.kernels.reference import narrow
-from gistkit.kernels.reference import spill as spilling
+from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_origin
 
 BLOCK = 1 << 18  # elements; a multiple of both slot sizes
 _SIGN_CODES = {"fp16": -0x8000, "fp10": 0x200, "fp8": 0x80}
@@ -96,7 +98,7 @@ def compact(
     capacity, which the sum may exceed."""
     if spill is not None:
         close = compact(scratch, counts, stride, int(counts.sum(dtype=torch.int64)))
-        return spilling.put((close,), counts, stride, total, spill)[0]
+        return _put((close,), counts, stride, total, spill)[0]
     packed, items = scratch.new_empty((total,)), scratch.view(-1, stride)[_used(counts, stride)]
     packed[: items.numel()] = items
     return packed
@@ -109,7 +111,7 @@ def csr_compact(
     if spill is not None:
         stored = int(counts.sum(dtype=torch.int64))
         close = (compact(values, counts, CSR_COLUMNS, stored), compact(columns, counts, CSR_COLUMNS, stored))
-        values, columns = spilling.put(close, counts, CSR_COLUMNS, total, spill)
+        values, columns = _put(close, counts, CSR_COLUMNS, total, spill)
         return columns, values
     return compact(columns, counts, CSR_COLUMNS, total), compact(values, counts, CSR_COLUMNS, total)
 
@@ -167,7 +169,7 @@ def _read(layout: str, index, counts, values, n: int, fmt: str, packed: bool, sp
     stride, total = STRIDES[layout], int(counts.sum(dtype=torch.int64))
     arrays = (values,) if layout == "zvc" else (values, index)
     if packed:
-        arrays = spilling.joined(spill, counts, stride, *arrays)
+        arrays = _joined(spill, counts, stride, *arrays)
     else:
         arrays = tuple(compact(a, counts, stride, total) for a in arrays)
     values = narrow.fp10_unpack(arrays[0], total) if packed and fmt == "fp10" else arrays[0][:total]
@@ -226,3 +228,50 @@ def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, sca
 
 zvc_relu_backward = partial(_relu_backward, "zvc")
 csr_relu_backward = partial(_relu_backward, "csr")
+
+
+def _cut(counts: torch.Tensor, stride: int, capacity: int) -> tuple[int, int]:
+    """(items of the groups that end within the capacity, all items)."""
+    ends = np.concatenate(([0], np.cumsum(counts.numpy(), dtype=np.int64)))
+    group = group_slots(stride)
+    last = np.append(ends[group : ends.size - 1 : group], ends[-1])
+    return int(max(last[last <= capacity], default=0)), int(ends[-1])
+
+
+def _runs(spill: torch.Tensor, counts: torch.Tensor, stride: int, arrays: tuple[torch.Tensor, ...]):
+    """The runs of values and columns, as the arrays' items."""
+    whole, (values, *_) = counts.numel() * stride, arrays
+    second = columns_start(whole, values.numel(), values.element_size())
+    for array, start in zip(arrays, (0, second), strict=False):
+        stop = start + columns_start(whole, values.numel(), array.element_size())
+        yield spill[start:stop].view(array.dtype)
+
+
+def _put(
+    packed: tuple[torch.Tensor, ...], counts: torch.Tensor, stride: int, capacity: int, spill: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Arrays of the capacity, and the spill, from packed ones: values, and csr's columns."""
+    cut, total = _cut(counts, stride, capacity)
+    origin = spill_origin(capacity)
+    arrays = tuple(p.new_empty((capacity,)) for p in packed)
+    for array, items in zip(arrays, packed, strict=True):
+        array[:cut] = items[:cut]
+    if cut < total:
+        for run, items in zip(_runs(spill, counts, stride, arrays), packed, strict=True):
+            run[cut - origin : total - origin] = items[cut:total]
+    return arrays
+
+
+def _joined(
+    spill: torch.Tensor | None, counts: torch.Tensor, stride: int, *arrays: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """The arrays with what the spill has of them behind: packed, as without one. Themselves where there is no spill."""
+    if spill is None or not counts.numel():
+        return arrays
+    capacity = arrays[0].numel()
+    cut, total = _cut(counts, stride, capacity)
+    if cut == total:
+        return arrays
+    origin = spill_origin(capacity)
+    runs = _runs(spill, counts, stride, arrays)
+    return tuple(torch.cat((a[:cut], r[cut - origin : total - origin])) for a, r in zip(arrays, runs, strict=True))

@@ -1,7 +1,6 @@
 """Compressed sparse rows of 256 elements with one-byte columns (Gist's SSDC); a warp a program, four rows each.
 
-Encoding: rows are put together in shared memory (see stage.py) and leave it in whole words. A lane holds eight
-neighbours of each of four rows (see octets.py).
+Encoding: rows are put together in shared memory (see stage.py) and leave it in whole words.
 
 Decoding and ReLU's backward: the rows of a program are close together in the packed arrays, so they are read as one
 run, in aligned octets (what the neighbouring programs' rows have of the first and the last one is left out), and

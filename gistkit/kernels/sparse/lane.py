@@ -223,8 +223,7 @@ def ship(
     scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
     begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
 ) -> None:  # fmt: skip
-    """As the oracle has it (reference/lane.py). lane, place and rest may be pinned host memory. Does not
-    synchronise."""
+    """As the oracle has it (reference/lane.py). lane, place and rest may be pinned. Does not synchronise."""
     slots, device, values = counts.numel(), scratch.get_device(), bits_of(scratch)
     if not slots:
         place.zero_()

@@ -67,7 +67,6 @@ def _flush(stage, values_ptr, lane, count, FMT: tl.constexpr, DTYPE: tl.constexp
 
 @triton.jit
 def _load_marks(marks_ptr, slot, lane):
-    """A byte of marks for each of a lane's octets."""
     marks = ()
     for c in tl.static_range(CHUNKS):
         marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)

@@ -87,7 +87,8 @@ _FP16_BF16, _FP16_F16 = tl.constexpr(_to_fp16("bf16")), tl.constexpr(_to_fp16("f
 _FP10_BF16, _FP10_F16 = tl.constexpr(_to_fp10("bf16")), tl.constexpr(_to_fp10("f16"))
 
 
-def _from_word(fmt: str, dtype: str, scaled: bool) -> str:
+@triton.constexpr_function
+def _from_word(fmt, dtype, scaled):
     """PTX: $0 (and $1 for fp8) = two elements each of the codes of the next operand, times the last where scaled."""
     count = 2 if fmt == "fp8" else 1
     source, factor = f"${count}", f"${count + 1}"
@@ -119,20 +120,6 @@ def _from_word(fmt: str, dtype: str, scaled: bool) -> str:
         nan = "0x7FC07FC0" if dtype == "bf16" else "0x7E007E00"
         text += f"mov.b32 ${i}, {nan}; min.u16x2 m, m, ${i}; and.b32 s, s, 0x80008000; or.b32 ${i}, m, s; "
     return text + "}"
-
-
-_WORDS = {
-    (fmt, dtype, scaled): _from_word(fmt, dtype, scaled)
-    for fmt in ("fp8", "fp10", "fp16")
-    for dtype in ("bf16", "f16")
-    for scaled in (False, True)
-}
-_F8_BF16, _F8_F16 = tl.constexpr(_WORDS["fp8", "bf16", False]), tl.constexpr(_WORDS["fp8", "f16", False])
-_F10_BF16, _F10_F16 = tl.constexpr(_WORDS["fp10", "bf16", False]), tl.constexpr(_WORDS["fp10", "f16", False])
-_F16_BF16, _F16_F16 = tl.constexpr(_WORDS["fp16", "bf16", False]), tl.constexpr(_WORDS["fp16", "f16", False])
-_S8_BF16, _S8_F16 = tl.constexpr(_WORDS["fp8", "bf16", True]), tl.constexpr(_WORDS["fp8", "f16", True])
-_S10_BF16, _S10_F16 = tl.constexpr(_WORDS["fp10", "bf16", True]), tl.constexpr(_WORDS["fp10", "f16", True])
-_S16_BF16, _S16_F16 = tl.constexpr(_WORDS["fp16", "bf16", True]), tl.constexpr(_WORDS["fp16", "f16", True])
 
 
 @triton.jit
@@ -190,33 +177,21 @@ def widen_octet(
         for w in tl.static_range(WORDS):
             items += (words[first + w],)
     elif ASM >= 90 and DTYPE != tl.float32:
-        if FMT == "fp8":
-            plain: tl.constexpr = _F8_BF16 if DTYPE == tl.bfloat16 else _F8_F16
-            scaled: tl.constexpr = _S8_BF16 if DTYPE == tl.bfloat16 else _S8_F16
-        elif FMT == "fp10":
-            plain: tl.constexpr = _F10_BF16 if DTYPE == tl.bfloat16 else _F10_F16
-            scaled: tl.constexpr = _S10_BF16 if DTYPE == tl.bfloat16 else _S10_F16
-        else:
-            plain: tl.constexpr = _F16_BF16 if DTYPE == tl.bfloat16 else _F16_F16
-            scaled: tl.constexpr = _S16_BF16 if DTYPE == tl.bfloat16 else _S16_F16
+        text: tl.constexpr = _from_word(FMT, "bf16" if DTYPE == tl.bfloat16 else "f16", SCALED)
         for w in tl.static_range(first, first + WORDS):
-            if FMT == "fp8":
-                if SCALED:
-                    items += tl.inline_asm_elementwise(
-                        scaled, "=&r,=&r,r,f", [words[w], factor], dtype=(tl.int32,) * 2, is_pure=True, pack=1
-                    )
-                else:
-                    items += tl.inline_asm_elementwise(
-                        plain, "=&r,=&r,r", [words[w]], dtype=(tl.int32,) * 2, is_pure=True, pack=1
-                    )
-            elif SCALED:
-                items += (
-                    tl.inline_asm_elementwise(
-                        scaled, "=&r,r,f", [words[w], factor], dtype=tl.int32, is_pure=True, pack=1
-                    ),
+            if FMT == "fp8" and SCALED:
+                items += tl.inline_asm_elementwise(
+                    text, "=&r,=&r,r,f", [words[w], factor], dtype=(tl.int32,) * 2, is_pure=True, pack=1
                 )
+            elif FMT == "fp8":
+                items += tl.inline_asm_elementwise(
+                    text, "=&r,=&r,r", [words[w]], dtype=(tl.int32,) * 2, is_pure=True, pack=1
+                )
+            elif SCALED:
+                operands = (words[w], factor)
+                items += (tl.inline_asm_elementwise(text, "=&r,r,f", operands, tl.int32, is_pure=True, pack=1),)
             else:
-                items += (tl.inline_asm_elementwise(plain, "=&r,r", [words[w]], dtype=tl.int32, is_pure=True, pack=1),)
+                items += (tl.inline_asm_elementwise(text, "=&r,r", [words[w]], tl.int32, is_pure=True, pack=1),)
     else:
         for w in tl.static_range(first, first + WORDS):
             for i in tl.static_range(0, PER_WORD, 4 // (DTYPE.primitive_bitwidth // 8)):

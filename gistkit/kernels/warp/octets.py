@@ -92,8 +92,7 @@ def fp10_pair(low, high, shift):
 def spread_program(PLANES: tl.constexpr):
     """int64: which slots the program takes. PLANES: three programs in a row read the same words of fp10's three planes:
     slots a third of all apart, which start about a plane apart where the density is the same everywhere, so that the
-    cache has what the others read. In order, each would come from memory three times. Programs left over keep their
-    place."""
+    cache has what the others read. In order, each would come from memory three times."""
     program = tl.program_id(0)
     if PLANES:
         third = tl.num_programs(0) // 3

@@ -135,29 +135,21 @@ def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
 @triton.jit
 def pull_octet(address, marks, XB: tl.constexpr):
     """The octet's words: marked items from a shared address on, 0 where there is no mark."""
-    if XB == 2:
-        return tl.inline_asm_elementwise(
-            _PULL_2, "=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 4, is_pure=False, pack=1
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            _PULL_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8, is_pure=False,
-            pack=1,
-        )  # fmt: skip
+    text: tl.constexpr = _PULL_2 if XB == 2 else _PULL_4
+    results: tl.constexpr = "=&r," * (2 * XB)
+    return tl.inline_asm_elementwise(
+        text, results + "r,r", [address, marks], dtype=(tl.int32,) * (2 * XB), is_pure=False, pack=1
+    )
 
 
 @triton.jit
 def pull_flags(address, marks, XB: tl.constexpr):
     """As pull_octet from bytes of 0xFF and 0, each of which fills an item of XB bytes."""
-    if XB == 2:
-        return tl.inline_asm_elementwise(
-            _PULL_FLAGS_2, "=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 4, is_pure=False, pack=1
-        )
-    else:
-        return tl.inline_asm_elementwise(
-            _PULL_FLAGS_4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r", [address, marks], dtype=(tl.int32,) * 8,
-            is_pure=False, pack=1,
-        )  # fmt: skip
+    text: tl.constexpr = _PULL_FLAGS_2 if XB == 2 else _PULL_FLAGS_4
+    results: tl.constexpr = "=&r," * (2 * XB)
+    return tl.inline_asm_elementwise(
+        text, results + "r,r", [address, marks], dtype=(tl.int32,) * (2 * XB), is_pure=False, pack=1
+    )
 
 
 # csr: items with their column bytes, eight neighbours a lane

@@ -27,11 +27,9 @@ class ConvAlgorithms:
         return sorted(set.intersection(*known), key=lambda n: (self.seconds(call, n), self.workspace(call, n), n))
 
     def seconds(self, call: int, name: str) -> float:
-        """Seconds of a call's tasks, forward and backward."""
         return sum(self._costs.task_s(t, name) for t in self.tasks[call])
 
     def workspace(self, call: int, name: str) -> int:
-        """The largest workspace among a call's tasks."""
         return max(self._costs.workspace_bytes(t, name) for t in self.tasks[call])
 
     def memory_optimal(self) -> dict[int, str]:

@@ -9,19 +9,7 @@
 | read by shape only | nothing | IV-A |
 | anything else | dense; with ``lossy`` a narrow float | DPR, III-B, IV-A |
 
-Masks, maps and sparse structure are never narrowed.
-
-Where it departs from the paper:
-- A ReLU runs in place (III-C) only where the model has it so (``nn.ReLU(inplace=True)``). The paper knows every layer's
-  readers; a PyTorch module may hand its result to any code, and to overwrite it every reader would have to be watched.
-- What backward reads decides, not the pair of layers (Table I): a ReLU before an average pool is a mask too, and one
-  before a linear layer is sparse.
-- DPR "is applicable to any layer combination" (IV-A); here only to readers that are known to bear it
-  (:mod:`gistkit.planning.forms.readers`). A ReLU's narrow output has its mask beside it: what was flushed to zero still
-  passes its gradient. What is rebuilt from rounded values goes to such readers only.
-- An encoding is taken where it saves a twentieth, of tensors of at least 4 KiB; the paper encodes every pair, early
-  minibatches with few zeros too (V-E).
-- Zero-value compression (cDMA's format) beside CSR: above a density of 0.12 it is smaller, and exact as well.
+Masks, maps and sparse structure are never narrowed. docs/planner.md, "Policies", says where it departs from the paper.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """All policies by name, ``(graph, costs, budget_bytes, **settings) -> Plan``, for ``gistkit.plan`` and the commands. A
 new policy is one file in this folder and its row in the table. Of the caller's settings (``fidelity``, ``lossy``,
-``reserve``, ``batch_norm``) it is given those that its signature names. :func:`gistkit.planning.forms.make_plan` adds
-the predicted figures to its decisions."""
+``reserve``, ``batch_norm``) it is given those that its signature names. :func:`.make_plan` adds figures."""
 
 from __future__ import annotations
 
@@ -10,12 +9,11 @@ from collections.abc import Callable
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan
-from gistkit.planning.policies.cdma import cdma
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.modnn.modnn import modnn
 from gistkit.planning.policies.optimal.optimal import optimal
-from gistkit.planning.policies.vdnn import vdnn_all, vdnn_conv, vdnn_dyn, vdnn_plus
+from gistkit.planning.policies.vdnn import cdma, vdnn_all, vdnn_conv, vdnn_dyn, vdnn_plus
 
 
 def plain(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:

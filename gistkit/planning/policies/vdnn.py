@@ -1,4 +1,5 @@
-"""vDNN's policies (Rhu et al., MICRO 2016): feature maps wait in host memory between their two uses.
+"""vDNN's policies (Rhu et al., MICRO 2016): feature maps wait in host memory between their two uses. cDMA (Rhu et al.,
+HPCA 2018) is vDNN's schedule with transfers compressed by zero-value compression.
 
 The static ones, sections III-A and III-B, rule by rule:
 
@@ -27,6 +28,11 @@ vDNN_dyn (III-C) finds the offloaded layers and the algorithms by trial passes, 
 vDNN+ (Chen et al., DATE 2018, section V-B) is moDNN's own comparison: the sub-batch size comes from moDNN's eq. (3), at
 that size vDNN_dyn chooses. vDNN keeps more than that equation counts (whatever it does not offload): where its best
 does not fit, the next smaller sub-batch is tried, down to one sample.
+
+cDMA packs a window of 32 elements into a 32-bit mask and the non-zeros: at density d 32 / (1 + 32 d) times less for
+fp32. The paper's engine beside the memory controllers does that for free (:mod:`bench.papers.cdma`); here the device's
+own kernels do, and their time counts. So each X is compressed or not, whichever adds less time (CSWAP, 2021): its own
+forward hides the way out, the layer that fetches it hides the way back.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from gistkit.ir import ACTV, CONV, FORWARD, Block, Decision, Layer, Plan, SavedGraph, layers, scaled
+from gistkit.ir import ACTV, CONV, FORWARD, KERNEL_DTYPES, Block, Decision, Layer, Plan, SavedGraph, layers, scaled
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import capacity, make_plan, own_decisions
 from gistkit.planning.policies.convolutions import MEMORY, PERFORMANCE, ConvAlgorithms
@@ -199,3 +205,39 @@ def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, in
             waiting.discard(hit)
             fetched_during[hit] = current
     return fetched_during
+
+
+CODEC = "zvc"
+
+
+def cdma(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
+    """vDNN_all's schedule under performance-optimal convolutions, transfers compressed where that pays."""
+    convolutions = ConvAlgorithms(graph, costs)
+    by_call = convolutions.performance_optimal()
+    names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}
+    blocks = {b.storage: b for b in graph.blocks}
+    sent = (_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, ALL))
+    decisions, choices = (*own_decisions(graph), *sent), convolutions.choices(by_call)
+    return make_plan("cdma", graph, costs, budget_bytes, decisions, choices)
+
+
+def _packed(block: Block, costs: CostTable, names: Mapping[int, str], raw: Decision) -> Decision:
+    density = costs.densities.get(block.storage)
+    if density is None or block.dtype not in KERNEL_DTYPES:
+        return raw
+    out_s = sum(costs.task_s(t, names.get(t, "")) for t in range(raw.offload, raw.release))
+    back_s = sum(costs.task_s(t, names.get(t, "")) for t in range(raw.prefetch, raw.ready))
+    if round_trip_s(block, costs, density, out_s, back_s) < round_trip_s(block, costs, None, out_s, back_s):
+        return replace(raw, codec=CODEC, reason=f"{1 - density:.0%} zeros need not cross the link")
+    return raw
+
+
+def round_trip_s(block: Block, costs: CostTable, density: float | None, out_s: float, back_s: float) -> float:
+    """Seconds that a block's way to the host and back adds to the step: encoding, decoding, and what ``out_s`` and
+    ``back_s`` of compute do not hide of the transfers. ``density`` None: uncompressed."""
+    if density is None:
+        return max(0.0, costs.d2h_s(block.nbytes) - out_s) + max(0.0, costs.h2d_s(block.nbytes) - back_s)
+    payload = costs.payload_bytes(CODEC, block.nbytes, block.dtype, density)
+    extra = costs.encode_s(CODEC, block.nbytes, block.dtype, density)
+    extra += sum(costs.decode_s(CODEC, block.nbytes, block.dtype, density) for use in block.uses if use.values)
+    return extra + max(0.0, costs.d2h_s(payload) - out_s) + max(0.0, costs.h2d_s(payload) - back_s)

@@ -1,6 +1,5 @@
-"""Segments that run anew in backward (Chen et al.'s checkpoints): which tasks, when, and what the rerun holds
-meanwhile. What a segment keeps is dropped; at its first use in backward its forward runs anew from ``sources``.
-Decisions with equal ``sources`` are one segment."""
+"""Segments that run anew in backward (Chen et al.'s checkpoints), at their first use, from ``sources``: which tasks,
+when, what the rerun holds meanwhile. Decisions with equal ``sources`` are one segment."""
 
 from __future__ import annotations
 

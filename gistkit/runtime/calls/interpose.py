@@ -62,8 +62,8 @@ class Interposer(TorchFunctionMode):
         if op is None:
             if _tells_metadata(func):
                 return func(*args, **kwargs)
-        elif op == "add" and state.tape is None and _adds_to_a_number(args):
-            return func(*args, **kwargs)
+        elif op == "add" and state.tape is None and args and type(args[0]) is torch.Tensor and args[0].dim() == 0:
+            return func(*args, **kwargs)  # to a number, as a batch norm's counter: no covered call
         tape = state.tape
         if tape is None:
             return self._call(op, func, args, kwargs)
@@ -106,14 +106,8 @@ class Interposer(TorchFunctionMode):
             state.unread = False
 
 
-def _adds_to_a_number(args: tuple) -> bool:
-    """As a batch norm's counter; no covered call."""
-    return bool(args) and type(args[0]) is torch.Tensor and args[0].dim() == 0
-
-
 class Counter(TorchFunctionMode):
-    """Counts the covered calls of a forward that PyTorch carries out by itself, under a given plan of the policy
-    ``plain``, to see that it is the planned one."""
+    """Counts the covered calls of a forward that PyTorch carries out itself, under a given plan of policy ``plain``."""
 
     def __init__(self, state: ForwardState) -> None:
         super().__init__()

@@ -18,10 +18,10 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gistkit.capture import bind
-from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
+from gistkit.runtime.calls.weighted import NativeBatchNorm
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 

@@ -11,12 +11,11 @@ import torch
 
 from gistkit.capture import BatchNorm, Bound, Conv2d, Dropout, Linear, MaxPool2d, Relu
 from gistkit.ir import CallChoice
-from gistkit.runtime.calls.batch_norm import NativeBatchNorm
 from gistkit.runtime.calls.hooks import caught, without_hooks
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, runs
 from gistkit.runtime.calls.owned import MappedMaxPool2d, MaskedDropout
 from gistkit.runtime.calls.relu import specialised_relu
-from gistkit.runtime.calls.weighted import specialised_conv2d, specialised_linear
+from gistkit.runtime.calls.weighted import NativeBatchNorm, specialised_conv2d, specialised_linear
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_call
 from gistkit.runtime.program.program import Program, Step

@@ -1,8 +1,9 @@
-"""Convolution and linear layer.
+"""Convolution, linear layer and batch norm.
 
 PyTorch's convolution node takes both gradients in one call and holds the decoded input meanwhile. Gistkit's nodes take
 the weight gradient first and let go of the decoded input before the input gradient is taken, which is less memory and
-two calls of the library.
+two calls of the library. Batch norm is PyTorch's own with its node's saved input replaced by what is planned; it is
+recorded where rebuilds start from it.
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.nn import Parameter
 
-from gistkit.capture import Conv2d, Linear
+from gistkit.capture import BatchNorm, Conv2d, Linear
 from gistkit.nn import conv
 from gistkit.nn.eligible import recorded
-from gistkit.nn.keep import PACKED
+from gistkit.nn.keep import PACKED, Kept, SavedAsIs, replace_saved
 from gistkit.nn.linear import linear, takes
+from gistkit.nn.norm import keeps_its_input
 from gistkit.nn.standin import settings
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
 from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.program.match_plan import check_call
 from gistkit.runtime.program.program import Step
+from gistkit.runtime.rebuild.terms import NormSource, geometry_of
 from gistkit.runtime.stash.stash import DENSE_VALUES
 
 
@@ -115,3 +120,39 @@ class SplitLinear(SpecialisedCall):
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self.step.input)
         return linear(x, weight, bias, keep=keep)
+
+
+class NativeBatchNorm(SpecialisedCall):
+    """PyTorch's batch norm."""
+
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor:
+        own = module._parameters
+        if state.bound and state.program is not None:
+            of_batch = module.training or module.running_mean is module.running_var is None
+            bound = BatchNorm(x, None, None, own["weight"], own["bias"], of_batch, module.momentum, module.eps)
+            check_call(state.program, self.step.index, bound)
+        y = type(module).forward(module, x)
+        if keeps_its_input(y):
+            self.replace(state, y, x, own["weight"], own["bias"], module.training)
+        return y
+
+    def __call__(
+        self, state: ForwardState, x: torch.Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any,
+        training: bool, momentum: float, eps: float,
+    ) -> torch.Tensor:  # fmt: skip
+        y: Any = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        if keeps_its_input(y):
+            self.replace(state, y, x, weight, bias, training)
+        return y
+
+    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool) -> None:
+        """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
+        step, decision = self.step, self.step.input
+        kept: Kept | None = None
+        if decision is None or not decision.stays or state.strict or state.table.find(x) is not None:
+            kept = state.keep(x, decision)
+            replace_saved(y, "input", kept)
+        if step.feeds_recipe and training:
+            replaced = kept is not None and type(kept) is not SavedAsIs
+            where = geometry_of(x) if replaced else None
+            state.norms[step.index] = NormSource(y.grad_fn, bias, kept if replaced else None, where)

@@ -15,8 +15,7 @@ class DeferredMask:
     """A ReLU's hold on its mask until the next covered call: if that is the planned max-pool, its backward zeroes the
     gradient where the ReLU's output was not positive, and nothing is kept; else the mask is stored (:meth:`store`).
     ``program``: what is stale where another reader turns up. Storing it as well would be safe: masking is idempotent. A
-    reader of the ReLU's output behind the pool would not: so backward demands the very gradient that the pool's node
-    returned."""
+    reader of the ReLU's output behind the pool would not: so backward demands the pool node's very gradient."""
 
     def __init__(self, program: Program | None) -> None:
         self._program = program
@@ -26,11 +25,9 @@ class DeferredMask:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the mask, where it was stored."""
         return 0 if self._stored is None else self._stored.encoded.nbytes  # type: ignore[attr-defined]
 
     def store(self, y: torch.Tensor) -> None:
-        """Keep the mask of y, the ReLU's output."""
         if self._stored is None:
             self._stored = keep_coded("mask1")(y.detach())
 
@@ -43,7 +40,6 @@ class DeferredMask:
         self._masked = grads[0]
 
     def relu_backward(self, grad: torch.Tensor) -> torch.Tensor:
-        """The ReLU's input gradient."""
         masked, self._masked = self._masked, None
         if self._stored is not None:
             return self._stored.relu_backward(grad)

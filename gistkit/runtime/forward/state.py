@@ -25,8 +25,7 @@ from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program,
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import Forecasts
+from gistkit.runtime.sparse_sizes.exact import ExactPacker, Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
 
 PAYS = 0.95
@@ -113,8 +112,7 @@ class ForwardState:
         return nbytes <= small_bytes or call in program.roomy_calls
 
     def mark_sparse(self, y: torch.Tensor) -> None:
-        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one), for
-        decisions that follow from the tensor alone."""
+        """Remember that y is worth zero-value compression (a ReLU's output, or a pool's or dropout's after one)."""
         if self.program is None or self.probing:
             self.table.tag(y)
 
@@ -271,7 +269,6 @@ class ForwardState:
         return kept
 
     def record_own(self, call: int, op: str, kept: Any) -> None:
-        """Record what a node keeps of its own."""
         if kept is not None:
             self.own.append((call, op, kept))
 

@@ -31,7 +31,6 @@ class Span:
         self.chunk, self.start, self.stop = chunk, start, stop
 
     def memory(self) -> torch.Tensor:
-        """uint8[stop - start], a view of the chunk."""
         return self.chunk.memory[self.start : self.stop]
 
 
@@ -55,7 +54,6 @@ class Chunk:
         return None
 
     def give(self, start: int, stop: int) -> None:
-        """A run is free again; joined with its neighbours."""
         free = self._free
         at = first = bisect_left(free, (start, stop))
         if at and free[at - 1][1] == start:
@@ -66,8 +64,7 @@ class Chunk:
 
 
 class PinnedArena:
-    """Spans of pinned memory: one chunk of ``nbytes``, and more of them when that does not do. Raises HostMemoryError,
-    with the bytes, where the host has no more."""
+    """Spans of pinned memory: one chunk of ``nbytes``, then more. Raises HostMemoryError where the host has none."""
 
     def __init__(self, backend: Backend, nbytes: int) -> None:
         self._backend = backend
@@ -95,7 +92,6 @@ class PinnedArena:
         return span
 
     def give(self, span: Span) -> None:
-        """The span may be taken again."""
         span.chunk.give(span.start, span.stop)
 
     def close(self) -> None:

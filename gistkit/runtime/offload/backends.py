@@ -1,14 +1,14 @@
 """What the offloader needs of a device: streams, events, memory of both sides, and work enqueued on a stream.
 
-:class:`CudaBackend` is the CUDA form. :class:`CpuBackend` is the software device of a machine without one: every stream
-runs at once, so an event has always happened, and host memory is memory that a step's accounts leave out.
+:class:`CudaBackend` is the CUDA form. :class:`Backend` itself is the software device of a machine without one: every
+stream runs at once, so an event has always happened, and host memory is memory that a step's accounts leave out.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gistkit.kernels import current_stream, torch_stream
 from gistkit.runtime.offload.driver import NOT_READY, Driver, Events
 from gistkit.runtime.offload.driver import Event as DriverEvent
-from gistkit.runtime.offload.host_memory import available_bytes
-from gistkit.runtime.offload.pinned import pin, unpin
+from gistkit.runtime.offload.host_memory import available_bytes, pin, unpin
 
 Stream = Any
 Event = Any
@@ -25,55 +24,53 @@ Kernel = Callable[..., object]
 """Work on the tensors that it is called with; none of them is kept."""
 
 
-class Backend(Protocol):
-    """``d2h`` and ``h2d`` are the two copy streams. No method but :meth:`synchronize`, :meth:`pin` and :meth:`unpin`
-    waits for the device."""
+class Backend:
+    """The software device, and what is asked of any other. ``d2h`` and ``h2d`` are the two copy streams. No method but
+    :meth:`synchronize`, :meth:`pin` and :meth:`unpin` waits for the device."""
 
-    device: torch.device
-    d2h: Stream
-    h2d: Stream
+    device = torch.device("cpu")
+    d2h: Stream = "copies"
+    h2d: Stream = "copies"
 
     def compute(self) -> Stream:
         """The stream on which the caller's work is enqueued now."""
-        ...
+        return "compute"
 
     def empty(self, nbytes: int, stream: Stream) -> torch.Tensor:
         """uint8[nbytes] of the device's memory, from that stream's pool: work that the stream holds already may still
         use the same bytes, and when the tensor dies, work enqueued there afterwards may."""
-        ...
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def run(self, stream: Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
         """Enqueue a kernel. The caller keeps the tensors alive until it has run."""
-        ...
+        with _disable_current_modes(), torch.no_grad():
+            kernel(*tensors)
 
     def record(self, stream: Stream) -> Event:
         """An event that happens when all that the stream holds now has run."""
-        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """What is enqueued on the stream from now on runs after the event."""
-        ...
 
     def done(self, event: Event) -> bool:
         """Whether the event has happened."""
-        ...
+        return True
 
     def pin(self, nbytes: int) -> torch.Tensor:
         """uint8[nbytes] of host memory that the copy streams can address. Raises HostMemoryError where there is none.
         Slow, and may wait for the device: not for a steady step."""
-        ...
+        with _disable_current_modes():
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def unpin(self, memory: torch.Tensor) -> None:
         """Give back what :meth:`pin` has made. No work on it may be left."""
-        ...
 
     def free_host_bytes(self) -> int:
         """Bytes of host memory that could be pinned."""
-        ...
+        return available_bytes()
 
     def synchronize(self) -> None:
         """Let the host wait for both copy streams."""
-        ...
 
 
 class Direct(ABC):
@@ -88,46 +85,7 @@ class Direct(ABC):
         """The same on a stream."""
 
 
-class CpuBackend:
-    """The software device: what is enqueued runs at once."""
-
-    device = torch.device("cpu")
-    d2h = h2d = "copies"
-
-    def compute(self) -> Stream:
-        return "compute"
-
-    def empty(self, nbytes: int, stream: Stream) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-
-    def run(self, stream: Stream, kernel: Kernel, *tensors: torch.Tensor) -> None:
-        with _disable_current_modes(), torch.no_grad():
-            kernel(*tensors)
-
-    def record(self, stream: Stream) -> Event:
-        return None
-
-    def wait(self, stream: Stream, event: Event) -> None:
-        """Nothing: the event has happened."""
-
-    def done(self, event: Event) -> bool:
-        return True
-
-    def pin(self, nbytes: int) -> torch.Tensor:
-        with _disable_current_modes():
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
-
-    def unpin(self, memory: torch.Tensor) -> None:
-        """Nothing: the memory goes with its tensor."""
-
-    def free_host_bytes(self) -> int:
-        return available_bytes()
-
-    def synchronize(self) -> None:
-        """Nothing: all has run."""
-
-
-class CudaBackend:
+class CudaBackend(Backend):
     """A CUDA device with two copy streams of its own beside whatever stream the computation is on. Streams are the
     driver's handles: :meth:`torch_stream` makes PyTorch's of them."""
 
@@ -137,7 +95,7 @@ class CudaBackend:
         self._streams = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
         self.d2h, self.h2d = (stream.cuda_stream for stream in self._streams)
         self.driver = Driver(index)
-        self.record = Events(self.driver).recorded
+        self.record = Events(self.driver).recorded  # type: ignore[method-assign]
         self._work = torch.empty(0, dtype=torch.uint8)
 
     def compute(self) -> int:
@@ -193,9 +151,6 @@ class CudaBackend:
     def unpin(self, memory: torch.Tensor) -> None:
         unpin(memory)
 
-    def free_host_bytes(self) -> int:
-        return available_bytes()
-
     def synchronize(self) -> None:
         for stream in self._streams:
             stream.synchronize()
@@ -206,5 +161,5 @@ def backend_for(device: torch.device) -> Backend:
     if device.type == "cuda":
         return CudaBackend(device)
     if device.type == "cpu":
-        return CpuBackend()
+        return Backend()
     raise ValueError(f"offload: device must be cpu or cuda, got {device}; keep the tensors of {device} on it")

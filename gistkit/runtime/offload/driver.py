@@ -31,8 +31,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class Driver:
-    """The functions for one device, by its number in PyTorch, whose context exists. A code other than 0 that they
-    return goes to :meth:`again`."""
+    """The functions for one device, by number, whose context exists. A code other than 0 goes to :meth:`again`."""
 
     def __init__(self, index: int, library: Any = None) -> None:
         library = ctypes.CDLL(LIBRARY) if library is None else library
@@ -63,7 +62,6 @@ class Driver:
         return code
 
     def event(self) -> int:
-        """A new event, which nothing is recorded of."""
         return self._made(self._library.cuEventCreate, DISABLE_TIMING)
 
     def destroy(self, event: int) -> None:
@@ -106,7 +104,6 @@ class Events:
         self._free: list[int] = []
 
     def recorded(self, stream: int) -> Event:
-        """An event that happens when all that the stream holds now has run."""
         try:
             event = Event(self._free.pop(), self._free)
         except IndexError:

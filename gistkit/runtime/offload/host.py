@@ -47,8 +47,7 @@ class HostBody(Coded):
 
 
 class AwayOnHost(Away):
-    """What an op keeps for itself (a mask, a pool's map) on the host until its backward runs; ``put`` sends a tensor or
-    an encoding."""
+    """What an op keeps for itself (a mask, a pool's map) on the host until its backward runs; ``put`` sends it."""
 
     def __init__(self, kept: Any, put: Callable[[torch.Tensor | Encoded], Parcel]) -> None:
         def sent(leaf: Any) -> Any:
@@ -59,7 +58,6 @@ class AwayOnHost(Away):
         self._kept = tree_map(sent, kept)
 
     def back(self) -> Any:
-        """The hold with its tensors on the device."""
         return tree_map(_back, self._kept)
 
 

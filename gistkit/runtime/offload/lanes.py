@@ -1,11 +1,6 @@
-"""Sparse encodings on the host in the bytes that they need, though only the device knows how many that is.
-
-cDMA compresses on the way to the link. Here an encode leaves its scratch of worst-case size on the device, and the copy
-stream packs it straight into a *lane*, a long span of the arena, from a byte on that lies on the device
-(:mod:`gistkit.kernels.sparse.lane`): what crosses the link is what is stored. The host sees to it that the worst case
-has room behind all that is in flight. It reads where each encoding lies, and how much is stored, when it sees the
-copy's event done; with that the copy engine fetches exactly these bytes. Where an encoding is wanted before, a kernel
-that reads the place on the device fetches it into arrays of worst-case size.
+"""Sparse encodings on the host in the bytes that they need, though only the device knows how many that is (cDMA
+compresses on the way to the link): the copy stream packs a scratch straight into a *lane*, a long span of the arena
+(docs/runtime.md, "The offloader"; :mod:`gistkit.kernels.sparse.lane`).
 
 A lane is a stack, of bytes and of cells: the encoding of number i begins where cell i of the device says, and its
 packing writes into cell i + 1 where the next one may begin. What has ended at the top is popped, and another one begins
@@ -110,7 +105,6 @@ class Lanes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arena that the lanes take."""
         return sum(lane.memory.numel() for lane in self._lanes)
 
     def clear(self) -> None:
@@ -127,7 +121,6 @@ class Kind:
         self._ships: dict[int, direct.Ships] = {}
 
     def bytes_of(self, items: int) -> int:
-        """Bytes of a lane that so many items take."""
         return packed_bytes(items, self.dtype.itemsize, self.columns)
 
     def rest(self, payload: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -135,7 +128,6 @@ class Kind:
         return payload[1:2] if self.columns else payload[:2]
 
     def ships(self, values: torch.Tensor) -> direct.Ships:
-        """The launches on the device of the values."""
         index = values.get_device()
         found = self._ships.get(index)
         if found is None:
@@ -145,8 +137,7 @@ class Kind:
 
 
 class Packing(Direct):
-    """values, index, counts, lane, begin, after, place, memory: ``gistkit::ship`` with the memory's run from
-    ``offset`` on as the rest."""
+    """values, index, counts, lane, begin, after, place, memory: ``gistkit::ship``, the rest at ``offset`` in memory."""
 
     __slots__ = ("_kind", "_offset")
 
@@ -220,8 +211,7 @@ class Shipment:
             backend.run(backend.h2d, there, buffer, span.chunk.memory)
 
     def payload(self, rest: tuple[torch.Tensor, ...], memory: torch.Tensor, start: int) -> tuple[torch.Tensor, ...]:
-        """The payload that has arrived, its items packed from that byte of the memory on; what lies behind the last of
-        them is undefined."""
+        """The payload that has arrived, its items packed from that byte of the memory on; beyond them undefined."""
         values, *columns = self._over(memory, start)
         index, counts = (columns[0], rest[0]) if columns else rest[:2]
         return index, counts, values, memory[:0]

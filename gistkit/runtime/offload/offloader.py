@@ -1,22 +1,13 @@
-"""Tensors that spend the time between their two uses on the host, copied beside the computation.
-
-vDNN section III-B with one difference: nothing is synchronised. Two copy streams run beside the compute stream, and
-every dependence between the three is one event:
-
-    put       d2h waits until the source is written, and until what lay in the span before has been read
-    trim      the compute stream waits for the copy, then the source is let go of
-    prefetch  h2d waits until the arrival's memory is no longer in use by the work that had it before
-    get       the compute stream waits for the arrival
+"""Tensors that spend the time between their two uses on the host, copied beside the computation (vDNN section III-B,
+without a wait of the host's). Two copy streams run beside the compute stream, and every dependence between the three is
+one event: docs/runtime.md, "The offloader", has a table of them.
 
 *Memory.* PyTorch's allocator knows one stream a block, that which was current when the block was made. Every block here
 is of the compute stream's pool. It may be let go of once that stream has waited for the copy, or once the host has seen
-the copy's event done; until then the offloader keeps it alive. ``record_stream`` is not used.
+the copy's event done; until then the offloader keeps it alive.
 
-*A parcel comes back before its source has gone*: the source is handed out, and nothing is copied back. So whatever is
-fetched has been sent: the stream of the arrival's memory has waited for the copy, or the host has seen it done.
-
-*The host never waits.* Sources in flight are bounded in bytes (``run_ahead_bytes``): beyond that the compute stream
-waits for the oldest. Only :meth:`Offloader.close` and a growing arena wait.
+*Run-ahead.* Sources in flight are bounded in bytes (``run_ahead_bytes``): beyond that the compute stream waits for the
+oldest.
 """
 
 from __future__ import annotations
@@ -35,9 +26,8 @@ from gistkit.kernels import current_device, is_dense
 from gistkit.runtime.offload.arena import PinnedArena
 from gistkit.runtime.offload.backends import Backend, Event, Stream
 from gistkit.runtime.offload.lanes import Lanes
-from gistkit.runtime.offload.parcel import Parcel
+from gistkit.runtime.offload.parcel import Parcel, Record, State, versions_of
 from gistkit.runtime.offload.parts import Bytes, LayOut, laid_out
-from gistkit.runtime.offload.records import Record, State, versions_of
 
 
 class Offloader:
@@ -113,7 +103,6 @@ class Offloader:
                 self._wait_for_oldest()
 
     def release(self, record: Record) -> None:
-        """See :meth:`Parcel.release`."""
         if record.state is State.OUTGOING:
             with self._locked():
                 self._collect()
@@ -121,7 +110,6 @@ class Offloader:
                     self._wait_for_oldest()
 
     def stored(self, record: Record) -> int | None:
-        """See :meth:`Parcel.stored`."""
         with self._locked():
             shipment = record.shipment
             assert shipment is not None
@@ -197,7 +185,6 @@ class Offloader:
                 self._last_read = record.arrived
 
     def prefetch(self, record: Record) -> bool:
-        """See :meth:`Parcel.prefetch`."""
         with self._locked():
             if self._outgoing or self._ended:
                 self._collect()
@@ -214,7 +201,6 @@ class Offloader:
             return record.state is not State.HOST
 
     def get(self, record: Record) -> tuple[torch.Tensor, ...]:
-        """See :meth:`Parcel.get`."""
         with self._locked():
             if self._outgoing or self._ended:
                 self._collect()
@@ -263,7 +249,6 @@ class Offloader:
         return True
 
     def _fetch(self, record: Record) -> None:
-        """Begin to fetch its ``nbytes``."""
         backend, span, shipment = self.backend, record.span, record.shipment
         assert span is not None
         buffer = backend.empty(record.nbytes, record.stream)

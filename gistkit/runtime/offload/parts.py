@@ -36,8 +36,7 @@ class Part(NamedTuple):
 
 
 def laid_out(tensors: tuple[torch.Tensor, ...]) -> tuple[tuple[Part, ...], int]:
-    """Parts of dense tensors one after the other from multiples of 16 bytes on, and the bytes of all,
-    no less than 1."""
+    """Parts of dense tensors one after the other from multiples of 16 bytes on; the bytes of all, at least 1."""
     return _laid_out(*zip(map(_SHAPE, tensors), map(_STRIDE, tensors), map(_DTYPE, tensors), strict=True))
 
 

@@ -44,7 +44,6 @@ class StepStats:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
-        """The stats as JSON text."""
         return json.dumps(asdict(self))
 
 

@@ -1,5 +1,4 @@
-"""When what a plan places on the host leaves the device and comes back: its tasks as covered calls, which a forward and
-its backward nodes can count."""
+"""When what a plan places on the host leaves the device and comes back: tasks as covered calls, which nodes count."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Timetable(NamedTuple):
 
 
 def timetable(graph: SavedGraph, plan: Plan) -> Timetable:
-    """The timetable of a plan over a forward's graph. Without tasks in the plan's contract everything leaves at once
-    and comes back when it is asked for."""
+    """The timetable of a plan. Without tasks in its contract all leaves at once and comes back when it is asked for."""
     sent = [d for d in plan.decisions if d.on_host]
     first, tasks = plan.contract.backward_from, plan.contract.task_calls
     forward = _starts(enumerate(tasks[:first]))

@@ -86,8 +86,7 @@ def _exact(candidates: list[Rebuild] | None, kind: Kind, seed: int) -> list[Rebu
 
 
 def _cancelling(x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Biases that leave next to nothing but rounding of one element a channel: arithmetics differ by an ulp of fp32,
-    which in 16 bits one element in some 50,000 shows."""
+    """Biases that leave next to nothing but rounding of one element a channel: there arithmetics differ in 16 bits."""
     first = x[(0, slice(None), *(0,) * (x.dim() - 2))]
     return (first.double() - mean.double()).mul_(invstd).mul_(weight).neg_()
 

@@ -1,6 +1,5 @@
 """Counts on their way from the device to the host, without anybody waiting for them: how many elements a sparse
-encoding stores is copied to pinned memory behind the encode, with an event behind the copy. Whoever wants the number
-asks whether the event is done."""
+encoding stores is copied to pinned memory behind the encode, with an event behind the copy."""
 
 from __future__ import annotations
 
@@ -56,7 +55,6 @@ class PinnedTicket:
         return int(self.slot) if self._event.query() else None
 
     def wait(self) -> int:
-        """The count, after waiting for it."""
         self._event.synchronize()
         return int(self.slot)
 

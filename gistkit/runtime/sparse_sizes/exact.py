@@ -15,7 +15,8 @@ import math
 import threading
 import weakref
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -23,8 +24,57 @@ import torch
 from gistkit.codecs import Codec, Encoded, Sparse
 from gistkit.kernels import bits_of, capturing, flat
 from gistkit.runtime.sparse_sizes.counts import PinnedCounts, PinnedTicket, Stream, is_current, stream_of
-from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
+
+MARGIN = 0.02
+"""Of share, in points, that a storage may have more non-zeros than in the last step (0.50 becomes 0.52); as shares near
+zero move as much as others (docs/log.md). Arrays are 4.3 % larger then than what is in them, and 0.8 % of the encodings
+larger than that (CPU); with one point it would be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %."""
+SHOWN = 3
+Spilled = dict[int, tuple[int, int]]
+"""By storage the last step in which it had more elements than forecast, and what they took in bytes."""
+
+
+class Forecast(NamedTuple):
+    """What is expected of one storage (``share``: of elements that are not zero; None: nothing is known).
+    ``heard(share, spilled bytes)`` is called when the count has reached the host."""
+
+    share: float | None
+    heard: Callable[[float, int], None]
+
+
+class Forecasts:
+    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, a note of
+    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors."""
+
+    def __init__(
+        self, shares: Mapping[int, float], learn: Callable[[Mapping[int, float]], None], spilled: Spilled, step: int
+    ) -> None:
+        self._shares, self._learn, self._spilled, self._step = shares, learn, spilled, step
+
+    def of(self, storage: int) -> Forecast | None:
+        """The forecast of a planned storage; None for -1, which is none."""
+        return Forecast(self._shares.get(storage), partial(self._heard, storage)) if storage >= 0 else None
+
+    def _heard(self, storage: int, share: float, spilled_bytes: int) -> None:
+        self._learn({storage: share})
+        if spilled_bytes:
+            self._spilled[storage] = self._step, spilled_bytes
+
+
+def spilled_note(spilled: Spilled, step: int) -> str:
+    """Which storages went beyond their forecasts in a step, in words; empty where none did."""
+    beyond = [(nbytes, storage) for storage, (when, nbytes) in list(spilled.items()) if when == step]
+    found = sorted(beyond, reverse=True)
+    if not found:
+        return ""
+    worst = ", ".join(f"storage {storage} by {nbytes} bytes" for nbytes, storage in found[:SHOWN])
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return (
+        f"denser than the steps before: {worst}{more}; what was beyond the forecast is in the host's memory until it "
+        "is used, which is slower, not wrong"
+    )
+
 
 PLANNED = "as planned"
 FIRST = "no step has told how many elements they store"
@@ -101,8 +151,7 @@ class ExactPacker:
         """The encoding of x, pending where its size is not known yet; None where it would take more than ``most_bytes``
         by its forecast, and while a CUDA graph is captured. First settles what is due, so that a new scratch can take
         the place of an old one. Waits for the device only if ``bounded``, and not for what is encoded within a
-        ``forecast``, which is told the share of elements stored when the count has arrived. Raises what
-        :meth:`Codec.encode` raises."""
+        ``forecast``, which is told the share of elements stored when the count has arrived."""
         if not isinstance(form, Sparse) or self.at_once(x):
             return form.encode(x)
         if capturing():

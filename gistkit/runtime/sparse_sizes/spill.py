@@ -2,15 +2,12 @@
 usual case nothing is written there, and the encoding lets go of it when the count has arrived.
 
 **Reuse without events.** A span is a tensor, and free again when that tensor dies, on its own stream only, as
-PyTorch's allocator keeps device memory: the stream's order puts the new owner's writes behind the last reads, and for
-readers on other streams holds what holds for the payload's device tensors. Sizes are powers of two, which is what
-PyTorch pins, and a free span serves requests of its size.
-
-**PyTorch's pinned allocator** is told that kernels write to a span
-(:func:`gistkit.runtime.offload.host_memory.pinned`), so an engine may go at any time; each has a spill of its own.
+PyTorch's allocator keeps device memory: the stream's order puts the new owner's writes behind the last reads. Sizes are
+powers of two, which is what PyTorch pins, and a free span serves requests of its size.
 
 **Threads.** A span dies in whatever thread, even within a garbage collection that this module itself has set off: that
-only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock.
+only appends its memory to a list, which the next :meth:`Spill.take` empties under its lock. PyTorch's pinned allocator
+is told that kernels write to a span (:func:`gistkit.runtime.offload.host_memory.pinned`), so an engine may go any time.
 """
 
 from __future__ import annotations

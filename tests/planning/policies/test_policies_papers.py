@@ -17,11 +17,10 @@ from gistkit.ir.plan import Plan
 from gistkit.ir.tasks import Block
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.cdma import cdma, round_trip_s
 from gistkit.planning.policies.checkpoint import checkpoint, cuts
 from gistkit.planning.policies.gist_rules import gist
 from gistkit.planning.policies.registry import POLICIES, plain
-from gistkit.planning.policies.vdnn import vdnn, vdnn_all
+from gistkit.planning.policies.vdnn import cdma, round_trip_s, vdnn, vdnn_all
 from gistkit.planning.simulate.intervals import Interval
 from gistkit.planning.simulate.simulator import Simulator, simulate
 from tests.support.paper_costs import WORKSPACE, costs_of, device

@@ -8,7 +8,7 @@ import torch
 from bench.papers.library_view import library_view
 from gistkit import zoo
 from gistkit.capture.entry import capture
-from gistkit.ir.layer_view import ACTV, CONV, POOL, layers
+from gistkit.ir.queries import ACTV, CONV, POOL, layers
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies import vdnn

@@ -10,8 +10,7 @@ from gistkit.ir.plan import Decision, Plan
 from gistkit.planning.cost.devices import hardware
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.gist_rules import gist
-from gistkit.planning.simulate.effects import Context, StepIndex, block_effects
-from gistkit.planning.simulate.simulator import Simulator
+from gistkit.planning.simulate.simulator import Context, Simulator, StepIndex, block_effects
 from tests.support.step_graphs import chain, step_graphs
 
 CPU, TITANX = hardware("cpu"), hardware("titanx")

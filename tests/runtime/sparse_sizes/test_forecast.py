@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.errors import GistError
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.sparse_sizes.exact import BY_COUNT, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import MARGIN, Forecast
+from gistkit.runtime.sparse_sizes.exact import BY_COUNT, MARGIN, ExactPacker, Forecast
 from gistkit.runtime.sparse_sizes.spill import NO_MEMORY, Spill
 from tests.runtime.sparse_sizes.test_exact import LateCounts, waiting
 from tests.runtime.sparse_sizes.test_spill import lent_bytes

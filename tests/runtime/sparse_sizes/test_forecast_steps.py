@@ -12,8 +12,7 @@ from gistkit.codecs import CODECS
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.engine import LAG
 from gistkit.runtime.live import LiveBytes
-from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, ExactPacker
-from gistkit.runtime.sparse_sizes.forecast import MARGIN
+from gistkit.runtime.sparse_sizes.exact import BY_COUNT, FIRST, MARGIN, ExactPacker
 from gistkit.runtime.sparse_sizes.spill import Spill
 from gistkit.runtime.stash.verify import same_bits
 from tests.runtime.sparse_sizes.test_exact import LateCounts

@@ -120,7 +120,6 @@ class Memory:
         return [(d, nbytes) for d, nbytes in self.missing(task) if d in self.host]
 
     def next_fetch(self) -> int | None:
-        """The first task that needs data in host memory alone."""
         return min((task for d, task in self.waiting.items() if d not in self.map), default=None)
 
     def scheme(
@@ -145,7 +144,6 @@ class Memory:
             self.fresh.add(key)
 
     def leave(self, number: int) -> None:
-        """Free a block whose bytes are in host memory."""
         self.map.free(number)
         self.host.add(number)
         self.fresh.discard(number)

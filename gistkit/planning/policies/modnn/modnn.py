@@ -8,17 +8,7 @@ A plan moves what autograd saves, once each; gradient maps and whatever else has
 Sub-batches change the order of summation and, under batch norm in training mode, the statistics, of which the paper
 says nothing: such a network is cut only where ``batch_norm`` accepts that.
 
-What the paper leaves open, and how it is settled here:
-- Eq. (4) counts from the end of task t, or from when StrmD is free if that is later. EST(s) takes the tasks in between
-  at their fastest.
-- Eq. (5)'s T_pre is the transfer time of the inputs of s that find no room because of the workspace. It counts where
-  eq. (4) says that they have to be fetched now.
-- An algorithm for whose workspace there is no offloading scheme is not a possible one (line 10); for the baseline's the
-  memory is defragmented. Of equal gains the slower algorithm, which has the smaller penalty, is taken, then the smaller
-  workspace.
-- Allocations take the smallest free segment that is large enough. Nothing that is needed before s leaves to make room
-  for a prefetch for s.
-- Defragmentation offloads everything but what the task needs, which is moved together on the device.
+docs/planner.md, "Policies", says what the paper leaves open and how it is settled here.
 """
 
 from __future__ import annotations
@@ -75,7 +65,6 @@ class Schedule:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the whole step."""
         return self.part.parts * self.runs[-1].finish_s
 
     def moved_bytes(self, direction: str) -> int:
@@ -157,7 +146,6 @@ class _Scheduler:
         self.defragmented: list[int] = []
 
     def task(self, t: int) -> None:
-        """Lines 2 to 31 for one task."""
         self.prepare(t)
         algorithm = self.choose_algorithm(t)
         self.prefetch(t, algorithm.seconds)
@@ -194,8 +182,7 @@ class _Scheduler:
         return chosen
 
     def delayed_prefetch_s(self, t: int, algorithm: Algorithm, scheme: Iterable[int]) -> float:
-        """T_pre,alg(s) of eq. (5): transfer time of what s has to fetch now and finds room for but beside the
-        workspace."""
+        """T_pre,alg(s) of eq. (5): transfer time of what s has to fetch now and only the workspace bars."""
         s = self.memory.next_fetch()
         if s is None or not algorithm.workspace_bytes or not self.is_time(t, s, algorithm.seconds):
             return 0.0
@@ -226,7 +213,6 @@ class _Scheduler:
         return max(self.now_s + task_s, self.link_s) + loads_s > expected_start_s
 
     def delay_s(self, data: Iterable[int]) -> float:
-        """Fig. 3's delay if data leave now."""
         unsaved = [d for d in data if d not in self.memory.host]
         transfers = [(self.ready_s[d], self.costs.d2h_s(self.tdfg.data[d].nbytes)) for d in unsaved]
         return offload_delay_s(transfers, self.link_s, self.now_s)
@@ -239,7 +225,6 @@ class _Scheduler:
         return self.link_s
 
     def load(self, d: int, t: int, s: int) -> None:
-        """Fetch a block before task t, into memory that is allocated, for task s."""
         self.ready_s[d] = self.transfer(d, "h2d", t, self.now_s)
         self.absences[d, s] = self.absences[d, s]._replace(prefetch=t)
 

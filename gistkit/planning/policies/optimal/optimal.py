@@ -87,8 +87,7 @@ def minimise_peak(
 ) -> Plan:
     """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
     ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
-    ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
-    ``gap`` is None."""
+    ``lower_bound_bytes`` one below which no plan of the class is: no peak is smaller if both are equal. No ``gap``."""
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)
@@ -115,7 +114,6 @@ class Planning:
         self.plan: Plan | None = None
 
     def run(self) -> None:
-        """Search for the fastest plan."""
         self.least()
         best, best_s, end = None, inf, time.monotonic() + self._limit_s
         for least in self._within():

@@ -1,7 +1,6 @@
 """The choice of least peak of one problem, and the fastest within a budget. The fastest is searched for in rounds: each
 repairs choices until they fit and improves the best of them; the next one knows further moments for what that ships
-(:func:`.retimed`). A best step at the floor (``Problem.floor_s``) is optimal; else the gap is what is left when time is
-up."""
+(:func:`.retimed`). A best step at the floor (``Problem.floor_s``) is optimal; else a gap is left."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class Step:
 
 
 class IncrementalState:
-    """A choice; ``level``: bytes by task, ``compute_s``: the step without waiting. What cannot be together in the
-    choice that is given is kept as it is."""
+    """A choice; ``level``: bytes by task, ``compute_s``: the step without waiting. What clashes is kept as it is."""
 
     def __init__(self, problem: Problem, taken: Sequence[int]) -> None:
         self._problem, self.taken = problem, list(problem.home)

@@ -32,7 +32,6 @@ class Delta:
 
     @staticmethod
     def of(effects: Effects, costs: CostTable) -> Delta:
-        """The effects of a decision as the simulator has them."""
         tasks, steps, extra = len(costs.algorithms), defaultdict(int), defaultdict(float)
         for first, last, nbytes, _, _ in effects.intervals:
             if last >= max(first, 0) and first < tasks:

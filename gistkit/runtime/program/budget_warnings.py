@@ -1,22 +1,87 @@
-"""What earlier forwards of a model still hold when the next one begins, and graphs that backward retains.
+"""What makes a budget be exceeded, and the warnings that say so, once a model.
 
-A budget counts one forward and its backward. A step that runs the model twice before backward, or that retains the
-graph, holds more; a warning says so once a model. A forward has something left as long as a node that made one of its
-results lives and backward has not come to any of them: a step pays for a hook at those nodes alone."""
+*Fewer zeros.* A plan relies on densities. A storage with fewer zeros than planned has a larger payload, bit for bit as
+ever. The excess is summed over all storages of a forward, whether or not they live at the same time. On the CPU
+non-zeros are counted before packing. On CUDA the count comes later, perhaps when the step is over.
+
+*Earlier forwards.* A budget counts one forward and its backward. A step that runs the model twice before backward, or
+that retains the graph, holds more. A forward has something left as long as a node that made one of its results lives
+and backward has not come to any of them: a step pays for a hook at those nodes alone."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gistkit.capture import tensors_in
 from gistkit.errors import BudgetWarning
-from gistkit.ir import Budget, Plan
+from gistkit.formats import item_bytes
+from gistkit.ir import Budget, Form, Plan, SavedStorage, numel
 from gistkit.nn.keep import is_retained
 from gistkit.runtime.program.stats import Observed
+
+
+@dataclass(frozen=True)
+class Denser:
+    """A storage with fewer zeros than planned: the densities planned and measured, and its payload's bytes at each."""
+
+    storage: int
+    planned: float
+    measured: float
+    planned_bytes: int
+    measured_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.measured_bytes - self.planned_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"storage {self.storage}: {self.measured_bytes} bytes where {self.planned_bytes} are planned, density "
+            f"{self.measured:.3f} instead of {self.planned:.3f}"
+        )
+
+
+def denser(plan: Plan, densities: Mapping[int, float], storages: Mapping[int, SavedStorage]) -> tuple[Denser, ...]:
+    """The storages that are denser than the plan counts with, those that take most beyond it first."""
+    shares = plan.contract.densities
+    found = []
+    for decision in plan.decisions:
+        s, storage = decision.storage, storages.get(decision.storage)
+        if s in shares and storage is not None and densities.get(s, 0.0) > shares[s]:
+            sizes = (_payload_bytes(decision.form, storage, share) for share in (shares[s], densities[s]))
+            found.append(Denser(s, shares[s], densities[s], *sizes))
+    return tuple(sorted(found, key=lambda d: (-d.excess_bytes, d.storage)))
+
+
+def _payload_bytes(form: Form, storage: SavedStorage, density: float) -> int:
+    return min(form.nbytes(numel(storage), item_bytes(storage.dtype), density), storage.nbytes)
+
+
+def remember(known: dict[int, float], measured: Mapping[int, float], plan: Plan | None) -> None:
+    """Take a forward's densities into ``known``: under a given plan the largest, as its peak is the densest step's."""
+    for storage, share in measured.items():
+        known[storage] = share if plan is None else max(share, known.get(storage, 0.0))
+
+
+def warn_of_excess(found: tuple[Denser, ...], budget: Budget) -> bool:
+    """Warn of storages that are denser than planned, should a budget have no room for them; whether it has none."""
+    over_bytes = sum(d.excess_bytes for d in found) - budget.left_bytes
+    if over_bytes <= 0:
+        return False
+    worst = "; ".join(map(str, found[:3])) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+    warnings.warn(
+        f"the budget of {budget.total_bytes} bytes may be exceeded by up to {over_bytes}, as there are fewer zeros "
+        f"than it was planned with: {worst}; plan again with density=gistkit.report(model).densities",
+        BudgetWarning,
+        stacklevel=2,
+    )
+    return True
 
 
 class PendingBackward:
@@ -90,8 +155,7 @@ class PendingBackwards:
         )
 
     def _room(self, rows: int) -> int:
-        """What the budget leaves beside a step of so many rows; of fewer than planned their share of what the plan
-        keeps too."""
+        """What the budget leaves beside a step of so many rows; of fewer their share of what the plan keeps."""
         fewer = max(0, self._most_rows - rows) if rows else 0
         return self._budget.room_bytes + (self._kept_bytes * fewer // self._most_rows if fewer else 0)
 
