@@ -44,20 +44,22 @@ class Replayed:
         if self._graph is None:
             self._done = self._done + 1 if kind == self._kind else 1
             self._kind = kind
-            on_gpu = any(t.is_cuda for t in leaves if isinstance(t, torch.Tensor))
-            if self._done < self._warm_up or not on_gpu:
+            device = device_of(leaves)
+            if self._done < self._warm_up or device is None:
                 return self._work(*given)
             if self._done == self._warm_up:
                 return self._watched(given)
-            self._capture(given)
+            with torch.cuda.device(device):
+                self._capture(given)
         self._check(kind)
-        for own, t in zip(self._given, (t for t in leaves if isinstance(t, torch.Tensor)), strict=True):
-            own.copy_(t, non_blocking=True)
-        earlier = self._earlier()
-        assert self._graph is not None
-        self._graph.replay()
-        self._leave(earlier)
-        return tree_map_only(torch.Tensor, torch.clone, self._found)
+        with torch.cuda.device(self._given[0].device):
+            for own, t in zip(self._given, (t for t in leaves if isinstance(t, torch.Tensor)), strict=True):
+                own.copy_(t, non_blocking=True)
+            earlier = self._earlier()
+            assert self._graph is not None
+            self._graph.replay()
+            self._leave(earlier)
+            return tree_map_only(torch.Tensor, torch.clone, self._found)
 
     def _watched(self, given: tuple) -> Any:
         """The last step before the capture. Raise GistError where it waits for the device: in the capture that would
@@ -86,6 +88,10 @@ class Replayed:
             check_capture(forward.engine.plan, ready=True)
         own = tree_map_only(torch.Tensor, torch.clone, given)
         self._given = [t for t in tree_flatten(own)[0] if isinstance(t, torch.Tensor)]
+        if any(t.requires_grad for t in self._given):
+            raise ValueError(
+                "a captured step must have a batch without gradients, got a tensor that needs one; detach it"
+            )
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._state = [*self._model.parameters(), *self._model.buffers()]
         self._addresses = [t.data_ptr() for t in self._state]
@@ -95,7 +101,8 @@ class Replayed:
         torch.cuda.empty_cache()  # for the graph's own pool
         before_bytes = torch.cuda.memory_reserved()
         try:
-            with torch.cuda.graph(graph):
+            # a loader's thread may pin memory meanwhile
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._found = self._work(*own)
             self._grads = [p.grad for p in self._parameters]
         except GistError:
@@ -213,6 +220,11 @@ class GraphedStep:
     def graph_bytes(self) -> int:
         """Bytes of the graph's pool; 0 before the capture."""
         return self._replayed.graph_bytes
+
+
+def device_of(leaves: list[Any]) -> torch.device | None:
+    """The CUDA device of the first tensor on one; None on a CPU."""
+    return next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
 
 
 def _kind(leaf: Any) -> Any:

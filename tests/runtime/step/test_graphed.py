@@ -1,6 +1,7 @@
 """gistkit.GraphedStep without a GPU, where every call is a step; tests/gpu/test_cuda_graphs.py has the graphs."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import gistkit
+from gistkit.runtime.step import graphed
 from gistkit.runtime.step.graphed import WARM_UP
 
 X, TARGETS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
@@ -60,3 +62,47 @@ def test_a_distributed_model_is_refused():
     nn.Module.__init__(model)
     with pytest.raises(TypeError, match="must be no DistributedDataParallel"):
         gistkit.GraphedStep(model, F.cross_entropy)
+
+
+@pytest.fixture
+def software_graph(monkeypatch):
+    """In place of CUDA's: what is captured runs once, and a replay runs it again into the same tensors."""
+
+    class Graph:
+        step = None
+
+        def replay(self):
+            r = self.step
+            grads, earlier = r._grads, [p.grad for p in r._parameters]
+            r._model.zero_grad()
+            found = r._work(*r._given)
+            for own, p, before in zip((*grads, r._found), (*r._parameters, None), (*earlier, None), strict=True):
+                own.copy_(found if p is None else p.grad)
+                if p is not None:
+                    p.grad = before
+
+    monkeypatch.setattr(graphed, "device_of", lambda leaves: "cpu")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    for name in ("graph", "device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, **words: nullcontext())
+    for name in ("memory_reserved", "get_sync_debug_mode", "set_sync_debug_mode", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: 0)
+    return Graph
+
+
+def test_replays_add_up_and_refuse_what_they_were_not_captured_with(software_graph):
+    model, twin = network(), network()
+    step = gistkit.GraphedStep(model, F.cross_entropy)
+    software_graph.step = step._replayed
+    for call, clear in enumerate([True] * (WARM_UP + 2) + [False, False, True]):
+        x, found = X + call, []
+        for m, work in ((model, step), (twin, lambda x, t: gistkit.step(twin, F.cross_entropy, x, t))):
+            if clear:
+                m.zero_grad()
+            found.append([work(x, TARGETS), *(p.grad.clone() for p in m.parameters())])
+        assert all(map(torch.equal, *found)), call
+    with pytest.raises(ValueError, match=r"\(6, 4\).*got \(\(5, 4\)"):
+        step(X[:5], TARGETS[:5])
+    model[0].weight.data = model[0].weight.data.clone()
+    with pytest.raises(ValueError, match="some have moved"):
+        step(X, TARGETS)
