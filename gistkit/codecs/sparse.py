@@ -54,6 +54,12 @@ class Sparse(Codec):
         """Whether :meth:`begin_within` works: packed values do not depend on how many there are."""
         return self.scaling == "none" and self.value_format != "fp10"
 
+    @property
+    def decodes_scratch(self) -> bool:
+        """Whether :meth:`decode` takes no more from a scratch than from packed values; else several times the tensor,
+        as the blocks of a scaled format are counted over packed values."""
+        return self.scaling == "none"
+
     def capacity(self, n: int, density: float) -> int:
         """Items that packed arrays need for this share of n elements: whole 256ths of the worst case, rounded up, as
         launches of kernels are looked up by such numbers; a multiple of 8."""

@@ -220,17 +220,20 @@ class _DecidedBlock:
 
     def _pending(self, first: int, last: int, nbytes: int, what: str) -> None:
         """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.sparse_sizes)."""
-        if not (self.form.sparse and self.costs.hardware.async_counts):
+        if not self.form.sparse:
             return self._add(first, last, nbytes, what)
-        settled = self.context.scratch_end(first)
         measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
         scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
+        if not self.costs.hardware.async_counts:
+            self._add(first, first, packing_bytes, "scratch")
+            return self._add(first, last, nbytes, what)
+        settled = self.context.scratch_end(first)
         if self.decision.on_host:
             if packing_bytes:  # not packed on its way, but at once
                 self._add(first, first, nbytes + packing_bytes, what)
             return self._add(first, last, scratch_bytes, "scratch")
         end = last if settled is None else min(settled, last)
-        if settled is None and packing_bytes and self.values:
+        if settled is None and self.values and not self.costs.decodes_scratch(self.decision.codec):
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
             decoded_bytes = 0 if end in self.segments_own else self.block.nbytes

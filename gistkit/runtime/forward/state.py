@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
-from gistkit.codecs import CODECS, Encoded
+from gistkit.codecs import CODECS, Encoded, Sparse
 from gistkit.errors import HostMemoryError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.kernels import capturing
@@ -26,7 +26,7 @@ from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker, Forecasts
-from gistkit.runtime.stash.stash import Body, CodedBody, Reader, Stash, StashTable, covers, whole
+from gistkit.runtime.stash.stash import Body, CodedBody, Reader, SettledBody, Stash, StashTable, covers, whole
 
 PAYS = 0.95
 DENSE = "too dense for sparse storage to pay"
@@ -202,7 +202,10 @@ class ForwardState:
         if encoded is None or (not encoded.pending and encoded.nbytes > pays_bytes):
             self.notes[decision.storage] = IN_GRAPH if encoded is None and capturing() else DENSE
             return None
-        return self._sent(x, encoded, decision) if to_host else CodedBody(encoded)
+        if to_host:
+            return self._sent(x, encoded, decision)
+        costly = self.bound and encoded.pending and isinstance(codec, Sparse) and not codec.decodes_scratch
+        return SettledBody(encoded, self.packer.settle) if costly else CodedBody(encoded)
 
     def _sent(self, x: torch.Tensor, encoded: Encoded, decision: Decision) -> HostBody | None:
         """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""

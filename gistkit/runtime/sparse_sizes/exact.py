@@ -235,6 +235,12 @@ class ExactPacker:
         with self._lock:
             self._settle(lambda item: item.why == FIRST, wait=True)
 
+    def settle(self, encoded: Encoded) -> None:
+        """Settle one delayed encoding of the current stream, and wait for its count if it has not arrived."""
+        if encoded.pending and not capturing():
+            with self._lock:
+                self._settle(lambda item: item.encoded() is encoded, wait=True)
+
     def listen(self) -> None:
         """Take in the counts that have arrived: those of encodings within a forecast give back what they can, the
         others are noted, and none is packed, which takes memory beside the scratch. Never waits for the device."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch._prims_common import suggest_memory_format
 
+from gistkit.codecs import Encoded
 from gistkit.kernels import is_dense
 from gistkit.nn.keep import Coded, Kept, is_retained
 
@@ -53,6 +54,19 @@ class CodedBody(Coded):
     def density(self) -> float | None:
         stored, n = self.encoded.nonzeros, self.encoded.numel
         return None if stored is None or not n else stored / n
+
+
+class SettledBody(CodedBody):
+    """A payload that is settled before it is decoded, by a call that may wait for the device: where decoding a scratch
+    takes several times the tensor (``Sparse.decodes_scratch``), which no budget counts."""
+
+    def __init__(self, encoded: Encoded, settle: Callable[[Encoded], None]) -> None:
+        super().__init__(encoded)
+        self._settle = settle
+
+    def dense(self) -> torch.Tensor:
+        self._settle(self.encoded)
+        return super().dense()
 
 
 class RebuiltBody:
