@@ -114,7 +114,8 @@ def test_a_policy_without_a_plan_on_the_hardware_says_why(tmp_path, capsys):
     assert cli.main(["plan", *arguments]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
         "gistkit: no plan by policy 'vdnn-all': policy=\"vdnn-all\" moves tensors to the host, and hardware 'cpu' has "
-        'no link to one; take policy="optimal" or "gist", or other hardware'
+        'no link to one, or the plan is for a CUDA graph, which holds no transfers; take policy="optimal" or "gist", '
+        "or other hardware"
     )
     small_card = tmp_path / "small.json"
     small_card.write_text(replace(PRESETS["titanx"], memory_bytes=10_000, name="small").to_json())
