@@ -119,7 +119,7 @@ class Replayed:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._found = self._work(*own)
             self._grads = [p.grad for p in self._parameters]
-        except GistError:
+        except (GistError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             cause = str(error).strip().splitlines()[0]

@@ -169,3 +169,17 @@ def test_a_forward_that_replaces_its_buffers_is_refused(software_graph):
     with pytest.raises(gistkit.GistError, match="in their place; change them in place"):
         captured(software_graph, model)
     assert model.seen == WARM_UP
+
+
+def test_memory_that_runs_out_in_the_capture_is_called_so(software_graph):
+    model, calls = network(), []
+
+    def loss_fn(out, t):
+        calls.append(1)
+        if len(calls) > WARM_UP:
+            raise torch.OutOfMemoryError("none left")
+        return F.cross_entropy(out, t)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(software_graph, model, loss_fn)
+    assert all(p.grad is not None for p in model.parameters())
