@@ -40,17 +40,18 @@ class Replayed:
 
     def __call__(self, *given: Any) -> Any:
         leaves, spec = tree_flatten(given)
-        kind = spec, self._model.training, autocast_now(), *map(_kind, leaves)
+        kind = spec, *_modes(self._model), autocast_now(), *map(_kind, leaves)
         if self._graph is None:
             self._done = self._done + 1 if kind == self._kind else 1
             self._kind = kind
             device = device_of(leaves)
             if self._done < self._warm_up or device is None:
+                self.bare = False
                 return self._work(*given)
             if self._done == self._warm_up:
                 return self._watched(given)
             with torch.cuda.device(device):
-                self._capture(given)
+                self._capture(given, device)
         self._check(kind)
         with torch.cuda.device(self._given[0].device):
             for own, t in zip(self._given, (t for t in leaves if isinstance(t, torch.Tensor)), strict=True):
@@ -68,8 +69,9 @@ class Replayed:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that not every wait is detected
             torch.cuda.set_sync_debug_mode("error")
+        before = self._state()
         try:
-            return self._work(*given)
+            found = self._work(*given)
         except RuntimeError as error:
             self._done -= 1
             if "synchronizing CUDA operation" not in str(error):
@@ -80,8 +82,15 @@ class Replayed:
             ) from error
         finally:
             torch.cuda.set_sync_debug_mode(mode)
+        if self._state() != before:
+            self._done -= 1
+            raise GistError(
+                "a step with a CUDA graph must leave parameters and buffers where they are, and this one puts others "
+                "in their place; change them in place (add_, copy_), or run gistkit.step"
+            )
+        return found
 
-    def _capture(self, given: tuple) -> None:
+    def _capture(self, given: tuple, device: torch.device) -> None:
         """Raise GistError where the work does what no graph can hold."""
         forward = compressed_forward(self._model)
         if forward is not None:
@@ -92,12 +101,17 @@ class Replayed:
             raise ValueError(
                 "a captured step must have a batch without gradients, got a tensor that needs one; detach it"
             )
+        elsewhere = next((t.device for t in self._given if t.device != device), None)
+        if elsewhere is not None:  # the kernels' arguments would hold its values
+            raise ValueError(
+                f"a captured step must have its whole batch on {device}, got a tensor on {elsewhere}; move it there"
+            )
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
-        self._state = [*self._model.parameters(), *self._model.buffers()]
-        self._addresses = [t.data_ptr() for t in self._state]
+        self._addresses = self._state()
         earlier = [p.grad for p in self._parameters]
         self._model.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
+        torch.clear_autocast_cache()  # a replay would read the casts of an earlier forward's weights
         torch.cuda.empty_cache()  # for the graph's own pool
         before_bytes = torch.cuda.memory_reserved()
         try:
@@ -105,7 +119,7 @@ class Replayed:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._found = self._work(*own)
             self._grads = [p.grad for p in self._parameters]
-        except GistError:
+        except (GistError, torch.OutOfMemoryError):
             raise
         except RuntimeError as error:
             cause = str(error).strip().splitlines()[0]
@@ -114,6 +128,7 @@ class Replayed:
                 "forwards, or run gistkit.step"
             ) from error
         finally:
+            torch.clear_autocast_cache()
             for parameter, grad in zip(self._parameters, earlier, strict=True):
                 parameter.grad = grad
         self._graph, self.graph_bytes = graph, torch.cuda.memory_reserved() - before_bytes
@@ -124,15 +139,18 @@ class Replayed:
             pairs = zip(kind[1:], self._kind[1:], strict=False)
             got, expected = next((pair for pair in pairs if pair[0] != pair[1]), (kind[0], self._kind[0]))
             raise ValueError(
-                "a captured step must be called with what it was captured with (model.training, autocast, shape, "
-                f"strides, dtype and device of each tensor, other values): {expected}, got {got}; {AGAIN}, or leave "
-                "such batches out (drop_last=True)"
+                "a captured step must be called with what it was captured with (model.training, parts in the "
+                "other mode, frozen parameters, autocast, shape, strides, dtype and device of each tensor, other "
+                f"values): {expected}, got {got}; {AGAIN}, or leave such batches out (drop_last=True)"
             )
-        if [t.data_ptr() for t in self._state] != self._addresses:
+        if self._state() != self._addresses:
             raise ValueError(
                 f"a captured step must find parameters and buffers where they were, and some have moved (model.to, "
-                f"assignments to .data); {AGAIN}"
+                f"assignments to .data, parts or buffers put in place of others); {AGAIN}"
             )
+
+    def _state(self) -> list[int]:
+        return [t.data_ptr() for t in (*self._model.parameters(), *self._model.buffers())]
 
     def _earlier(self) -> list[torch.Tensor | None]:
         """The gradients that are there, those in the graph's own tensors copied: a replay writes there."""
@@ -170,7 +188,7 @@ class GraphedStep:
     GPU the first ``warm_up`` calls are ``gistkit.step`` itself, the next one captures. On a CPU all calls are
     ``gistkit.step``.
 
-    **What is fixed by the capture**: shapes, dtypes and devices of inputs and targets, autocast, ``model.training``,
+    **What is fixed by the capture**: shapes, dtypes and devices of inputs and targets, autocast, the modules' modes,
     which parameters are trained, the way through Python code, and what ``loss_fn`` reads from Python. Parameters,
     buffers, random numbers and the values of the batch are read anew by every replay. With ``verify`` a loss function
     of one's own is compared with its parts in the warm-up only.
@@ -181,9 +199,11 @@ class GraphedStep:
     that are to be kept beyond ``zero_grad()``.
 
     Raises TypeError and ValueError as ``gistkit.step``, and TypeError for ``DistributedDataParallel``; ValueError for
-    a batch, mode or autocast other than the captured one, and where parameters have moved;
+    a batch, modes, autocast or trained parameters other than the captured ones, a batch that
+    is not wholly on the GPU, and where parameters or buffers have moved;
     :class:`gistkit.PlanMismatchError` for a plan with transfers to the host, with sparse forms under a budget, or with
-    reruns that draw random numbers (dropout); :class:`gistkit.GistError` for a step that waits for the device.
+    reruns that draw random numbers (dropout); :class:`gistkit.GistError` for a step that waits for the device
+    or puts other tensors in place of its buffers.
     """
 
     def __init__(
@@ -225,6 +245,12 @@ class GraphedStep:
 def device_of(leaves: list[Any]) -> torch.device | None:
     """The CUDA device of the first tensor on one; None on a CPU."""
     return next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
+
+
+def _modes(model: torch.nn.Module) -> tuple[bool, list[str], list[str]]:
+    """The model's mode, the parts in the other one, and the parameters that are frozen."""
+    other = [name for name, m in model.named_modules() if m.training is not model.training]
+    return model.training, other, [name for name, p in model.named_parameters() if not p.requires_grad]
 
 
 def _kind(leaf: Any) -> Any:

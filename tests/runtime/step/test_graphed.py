@@ -81,7 +81,7 @@ def software_graph(monkeypatch):
                 if p is not None:
                     p.grad = before
 
-    monkeypatch.setattr(graphed, "device_of", lambda leaves: "cpu")
+    monkeypatch.setattr(graphed, "device_of", lambda leaves: torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     for name in ("graph", "device"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, **words: nullcontext())
@@ -106,3 +106,80 @@ def test_replays_add_up_and_refuse_what_they_were_not_captured_with(software_gra
     model[0].weight.data = model[0].weight.data.clone()
     with pytest.raises(ValueError, match="some have moved"):
         step(X, TARGETS)
+
+
+def captured(software_graph, model, loss_fn=F.cross_entropy):
+    step = gistkit.GraphedStep(model, loss_fn)
+    software_graph.step = step._replayed
+    for _ in range(WARM_UP + 1):
+        step(X, TARGETS)
+    return step
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda model: model[0].eval(), r"got \['0'\]; make a new"),
+        (lambda model: model[0].weight.requires_grad_(False), r"got \['0.weight'\]; make a new"),
+        (lambda model: model.__setitem__(2, nn.Linear(16, 3)), "some have moved"),
+    ],
+)
+def test_a_model_that_has_changed_is_refused(software_graph, change, why):
+    model = network()
+    step = captured(software_graph, model)
+    change(model)
+    with pytest.raises(ValueError, match=why):
+        step(X, TARGETS)
+
+
+def test_a_batch_that_is_partly_elsewhere_is_refused(software_graph, monkeypatch):
+    monkeypatch.setattr(graphed, "device_of", lambda leaves: torch.device("meta"))
+    with pytest.raises(ValueError, match="whole batch on meta, got a tensor on cpu; move it there"):
+        captured(software_graph, network())
+
+
+def test_no_cast_of_earlier_weights_is_captured(software_graph):
+    model, outs = network(), []
+    with torch.autocast("cpu", torch.bfloat16):
+        step = gistkit.GraphedStep(model, lambda out, t: outs.append(out.detach()) or F.cross_entropy(out, t))
+        software_graph.step = step._replayed
+        for _ in range(WARM_UP):
+            step(X, TARGETS)
+        model(X)  # leaves casts of its weights
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        step(X, TARGETS)
+        torch.clear_autocast_cache()
+        assert torch.equal(outs[WARM_UP], model(X))
+
+
+def test_a_batch_of_another_shape_before_the_capture_is_compared_again(software_graph):
+    step = gistkit.GraphedStep(network(), F.cross_entropy)
+    for _ in range(WARM_UP):
+        step(X, TARGETS)
+    assert step._replayed.bare
+    step(X[:5], TARGETS[:5])
+    assert not step._replayed.bare
+
+
+def test_a_forward_that_replaces_its_buffers_is_refused(software_graph):
+    model = network()
+    model.register_buffer("seen", torch.zeros(()))
+    model.register_forward_pre_hook(lambda m, given: setattr(m, "seen", m.seen + 1))
+    with pytest.raises(gistkit.GistError, match="in their place; change them in place"):
+        captured(software_graph, model)
+    assert model.seen == WARM_UP
+
+
+def test_memory_that_runs_out_in_the_capture_is_called_so(software_graph):
+    model, calls = network(), []
+
+    def loss_fn(out, t):
+        calls.append(1)
+        if len(calls) > WARM_UP:
+            raise torch.OutOfMemoryError("none left")
+        return F.cross_entropy(out, t)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        captured(software_graph, model, loss_fn)
+    assert all(p.grad is not None for p in model.parameters())
