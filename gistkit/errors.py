@@ -19,7 +19,8 @@ def quoted(value: object) -> str:
 
 
 def renamed(**names: str) -> typing.Callable[[F], F]:
-    """Decorates a function whose keywords have other names now: a call by an old one raises TypeError."""
+    """Decorates a function whose keywords have other names now: a call by an old one raises TypeError, which says what
+    to write instead."""
 
     def decorated(function: F) -> F:
         @functools.wraps(function)
@@ -85,7 +86,8 @@ class BudgetError(GistError):
 class BudgetWarning(UserWarning):
     """A step is not what its budget was planned for, and goes on. It has fewer zeros: names the larger storages with
     their bytes and what went to the host for that, or says by how much the budget may be exceeded. Or it holds an
-    earlier forward or a retained graph besides, or its few rows go another way, as plain PyTorch: says by how much."""
+    earlier forward or a retained graph besides, or its few rows take another way through the model, which runs as plain
+    PyTorch: says by how much."""
 
 
 class OffloadError(GistError):

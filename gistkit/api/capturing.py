@@ -31,7 +31,8 @@ def step_on(
 ) -> tuple[SavedGraph, Hardware]:
     """The whole step of ``model`` on ``batch``, captured without arithmetic, and the hardware (:func:`hardware_of`).
     With a ``loss_fn`` the first item of the batch is the model's input (:func:`gistkit.capture.batch.spread`), the
-    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``. Raises TypeError, ValueError and CaptureError."""
+    others are the loss's: ``loss_fn(model(batch[0]), *batch[1:])``. Raises TypeError, ValueError and CaptureError in
+    the name of ``caller``."""
     _check(caller, model, batch, loss_fn)
     hardware = hardware_of(caller, model, batch, which)
     args, kwargs = (batch, {}) if loss_fn is None else spread(batch[0])

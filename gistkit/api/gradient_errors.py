@@ -71,6 +71,7 @@ class Fidelity:
         return rendered([made], 150)
 
     def to_json(self) -> str:
+        """The figures as JSON text."""
         return json.dumps(asdict(self))
 
     def plot(self, path: str | Path) -> None:
@@ -91,7 +92,8 @@ def fidelity(
     a lossy :class:`gistkit.Plan` of this model and batch. Every storage that it rounds is rounded alone in one step of
     the model, all others kept exactly, and the gradients of the parameters are compared with those of an exact step. So
     a plan of n rounded storages takes n + 3 steps. All run on copies, in the model's present mode, from the present
-    random state: the model, its gradients and random states stay as they are. ``batch`` is real.
+    random state: the model, its gradients and all random states stay as they are. ``batch`` and ``loss_fn`` as
+    :func:`gistkit.plan` takes them, but real.
 
     Returns a :class:`Fidelity`. Raises ValueError for an unknown format and fake tensors, TypeError for what is neither
     format nor plan, PlanError for a plan that rounds nothing, PlanMismatchError for a plan of another step,

@@ -107,7 +107,8 @@ def with_times(made: Plan, times: StepTimes | None) -> Plan:
 
 
 def read_times(caller: str, which: str | Path | StepTimes) -> StepTimes:
-    """Times as they are, or those in a file. Raises TypeError for anything else, ValueError for a file without."""
+    """Times as they are, or those in a file. Raises TypeError for anything else, ValueError for a file that is not
+    there, cannot be read or holds no times."""
     if isinstance(which, StepTimes):
         return which
     if not isinstance(which, str | Path):

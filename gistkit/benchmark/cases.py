@@ -57,7 +57,8 @@ class Workload:
 class Case:
     """``family``: ``codec``, ``operator`` or ``rival``. ``dtypes`` None: the floats that the run asks for.
     ``by_density``: time and bytes depend on the zeros. ``lossless``: every bit comes back; else ``relative_error`` is
-    the share of itself (of its block's span with integers) by which a normal value may move."""
+    the share of itself by which a value in the normal range may move (of its block's span with integers), None where
+    nothing is kept."""
 
     name: str
     direction: str

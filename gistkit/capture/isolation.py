@@ -138,7 +138,8 @@ def autocast_device(tensors: Iterable[torch.Tensor]) -> str | None:
 @contextmanager
 def left_behind() -> Iterator[None]:
     """As in a loop that has left its autocast context, whose cache of casts goes then: what is cast within lives no
-    longer than its readers or a context entered within (a checkpoint's, whose forward runs again in backward)."""
+    longer than its readers or a context entered within (a checkpoint's, whose forward runs again in backward). Whether
+    autocast is on stays. Costs about 1 us."""
     depth = torch.autocast_increment_nesting()
     for _ in range(depth):
         torch.autocast_decrement_nesting()

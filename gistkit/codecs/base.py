@@ -59,6 +59,7 @@ class Encoded:
 
     @property
     def payload(self) -> tuple[torch.Tensor, ...]:
+        """The tensors that are held now."""
         return self._state[0]
 
     @property
@@ -81,7 +82,8 @@ class Encoded:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the distinct storages that the payload holds; a view counts all of its. A spill is not counted."""
+        """Bytes of the distinct storages that the payload holds; a view counts the whole storage behind it. A spill,
+        which lies elsewhere, is not counted."""
         payload = self._state[0]
         if len(payload) == 1:
             return payload[0].untyped_storage().nbytes()
@@ -169,7 +171,8 @@ def _any_of(dtypes: Sequence[torch.dtype]) -> str:
 
 
 def dense_layout(x: torch.Tensor) -> torch.Tensor:
-    """x itself where it is dense, else a copy in the dense layout of the same order of dimensions."""
+    """x itself where it is dense and non-overlapping, else a copy in the dense layout of the same order of
+    dimensions."""
     if x.is_neg():
         x = x.resolve_neg()
     return x if is_dense(x) else x.clone(memory_format=torch.preserve_format)

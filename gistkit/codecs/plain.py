@@ -25,7 +25,8 @@ def unchanged(x: torch.Tensor, version: int) -> torch.Tensor:
 
 
 class Dense(Codec):
-    """The tensor itself: no copy, any dtype, any strides."""
+    """The tensor itself: no copy, any dtype, any strides. Decoding raises PyTorch's error where it was written to
+    since."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         return Encoded(self.name, (x,), x, extra=(_version(x),))
@@ -42,7 +43,8 @@ class Dense(Codec):
 
 
 class Mask1(Codec):
-    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize)."""
+    """One bit an element, not (x <= 0): all that a ReLU's backward needs (Gist section III-A, Binarize). Decodes to 1
+    and 0."""
 
     def _encode(self, x: torch.Tensor) -> Encoded:
         x = dense_layout(x)

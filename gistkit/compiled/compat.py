@@ -194,7 +194,8 @@ def lower_written(operator: Any) -> None:
 
 
 def lower_moment(operator: Any) -> None:
-    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError without."""
+    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError where
+    Inductor has the variance otherwise."""
     virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
 
     @_rule(operator)
@@ -238,7 +239,8 @@ def lower_rounded(operator: Any) -> None:
 
 
 def lower_short(operator: Any) -> None:
-    """``operator(x)``: x; all that computes it counts as one operation and one read where Inductor chooses buffers."""
+    """``operator(x)``: x; all that it is computed by counts as one operation and one read where Inductor decides by
+    their numbers which values become buffers."""
     virtualized = private("torch._inductor.virtualized", "V")
 
     def made(ops: Any, load: Any, dtype: Any) -> Any:

@@ -33,7 +33,8 @@ class Kept:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """One graph: its storages, rewrites with counts, and its step's predicted peak, the same before the moves."""
+    """One graph: its storages, rewrites before the cut with their counts, and the predicted peak of its step in bytes,
+    with the same for the cut before the moves."""
 
     rows: tuple[Kept, ...]
     rewrites: tuple[tuple[str, int], ...] = ()
@@ -48,6 +49,7 @@ class GraphRecord:
 
     @property
     def kept_bytes(self) -> int:
+        """Bytes between forward and backward."""
         return sum(row.kept_bytes for row in self.rows)
 
 

@@ -51,7 +51,8 @@ class Decision:
         return FORMS[self.codec]
 
     def kept_bytes(self, nbytes: int, dtype: str, density: float | None = None) -> int:
-        """Bytes on the device between the uses of such a storage, with its mask; ``density``: :meth:`Form.nbytes`."""
+        """Bytes on the device between the uses of a storage of ``nbytes`` of ``dtype``, its mask included; ``density``
+        as for :meth:`Form.nbytes`."""
         elements = nbytes // item_bytes(dtype)
         payload = 0 if self.on_host else self.form.nbytes(elements, item_bytes(dtype), density)
         return payload + (mask1_bytes(elements) if self.mask else 0)

@@ -51,7 +51,8 @@ def is_dense(x: torch.Tensor) -> bool:
 
 
 def flat(x: torch.Tensor) -> torch.Tensor:
-    """The 1-D view of a dense tensor in storage order; no copy. Raises ValueError for one with gaps or overlaps."""
+    """The 1-D view of a dense tensor in storage order; no copy. Raises ValueError for a tensor with gaps or overlaps:
+    pass ``x.contiguous()`` then."""
     if not is_dense(x):
         raise ValueError(
             f"flat: x must be dense and non-overlapping, got shape {tuple(x.shape)} with strides {x.stride()}; "

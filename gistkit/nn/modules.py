@@ -77,7 +77,8 @@ class MaxPool2d(_Training, torch.nn.MaxPool2d):
 
 
 class ReLUMaxPool2d(torch.nn.MaxPool2d):
-    """A ReLU and a ``torch.nn.MaxPool2d`` in one pass; see :func:`gistkit.functional.relu_max_pool2d`."""
+    """A ReLU and a ``torch.nn.MaxPool2d`` (same constructor) in one pass; see
+    :func:`gistkit.functional.relu_max_pool2d`."""
 
     def forward(self, input: torch.Tensor) -> Any:
         if not (self.training and torch.is_grad_enabled()):
@@ -130,7 +131,8 @@ class BatchNorm2d(_Coded, torch.nn.BatchNorm2d):
 
 
 class Dropout(_Training, torch.nn.Dropout):
-    """``torch.nn.Dropout`` that keeps a 1-bit mask; see :func:`gistkit.functional.dropout`."""
+    """``torch.nn.Dropout`` with the same random numbers that keeps a 1-bit mask; see
+    :func:`gistkit.functional.dropout`."""
 
     def _kept(self, input: torch.Tensor) -> torch.Tensor:
         return dropout(input, self.p, True, self.inplace)

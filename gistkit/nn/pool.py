@@ -140,7 +140,8 @@ def relu_max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: only the pool's codes are kept.
+    """``max_pool2d(relu(input), ...)``, bit for bit, in one pass: the ReLU's output never exists and only the pool's
+    codes are kept.
 
     Arguments, limits and errors as :func:`max_pool2d`'s with ``mask_in_pool=True``.
     """

@@ -17,7 +17,8 @@ Tensors = tuple[StateTensor, ...]
 
 
 def contract_of(graph: SavedGraph, sub_batches: int = 1) -> Contract:
-    """The contract of a captured step that is planned in so many sub-batches."""
+    """The contract of a captured step that is planned in so many sub-batches. The caller of :func:`gistkit.plan` adds
+    inputs, autocast and what it asked for."""
     part = scaled(graph, sub_batches)
     return Contract(
         batch=graph.batch,

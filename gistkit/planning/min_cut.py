@@ -14,6 +14,7 @@ _INFINITE, _FINEST = 1 << 30, 1 << 28
 def least_cut(weights: Mapping[str, int], inputs: Mapping[str, Sequence[str]], roots: Collection[str]) -> set[str]:
     """Names of the values to keep, of least weight in all, so that ``roots`` can be made from them. ``weights``: of all
     values. ``inputs``: names of what a value is made from; one that is not in it must be kept, or what is made from it.
+    Names that have no weight cost nothing.
 
     Every value is an edge whose capacity is its weight. What has no inputs hangs on the source, the roots on the sink;
     a cut keeps the values whose edges it goes through. Of the cheapest cuts the one nearest to the roots is taken.

@@ -35,6 +35,7 @@ class CompiledReport:
 
     @property
     def kept_bytes(self) -> int:
+        """Bytes that the graphs keep for backward."""
         return sum(g.kept_bytes for g in self.graphs)
 
     @property
@@ -50,10 +51,12 @@ class CompiledReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
+        """What there is to know besides, of every graph."""
         return tuple(note for graph in self.graphs for note in graph.notes)
 
     @property
     def rows(self) -> tuple[Kept, ...]:
+        """Every kept storage of every graph."""
         return tuple(row for graph in self.graphs for row in graph.rows)
 
     @property
@@ -108,6 +111,7 @@ class BudgetReport:
         return sum(d.excess_bytes for d in self.denser)
 
     def lines(self) -> list[str]:
+        """The same in words."""
         measured = "" if self.measured_bytes is None else f", measured {hundredths(self.measured_bytes)} MiB"
         predicted = f"budget {hundredths(self.budget_bytes)} MiB, predicted peak {hundredths(self.predicted_bytes)} MiB"
         lines = [predicted + measured, f"planned for {self.hardware}"]

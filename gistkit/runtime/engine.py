@@ -89,6 +89,7 @@ class Engine:
 
     @property
     def stats(self) -> StepStats | None:
+        """What the last step kept; None before the first."""
         if isinstance(self._stats, Observed):
             self._stats = self._stats.stats()
         return self._stats

@@ -64,7 +64,8 @@ BOUNDS = {
 class AccuracySettings:
     """What to train under which ``schemes`` (:mod:`.schemes`), each with seeds 0 to ``seeds`` - 1. ``density``: steps
     from one measurement of densities to the next, in fp32's first seed; 0 for none. ``tf32``: convolutions on CUDA
-    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: of parameters and images.
+    compute in TF32, as PyTorch's do where nothing is said. ``channels_last``: parameters and images are in that memory
+    format.
 
     Raises ValueError where a number is out of range, the device is not there, a scheme does not exist or is named
     twice, and for densities without ``fp32``.

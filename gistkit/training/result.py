@@ -43,7 +43,8 @@ def check_settings(settings: Any, bounds: Mapping[str, tuple[float, float]]) -> 
 @dataclass(frozen=True)
 class TrainSettings:
     """What to train on what; ``lossy`` names the third run's format, None leaves that run out. With a ``budget``
-    (``"12GiB"``, ``"60%"`` of plain's peak) or a ``policy`` the other run is under a plan of the class ``fidelity``.
+    (``"12GiB"``, ``"60%"`` of plain's peak) or a ``policy`` the one other run is under :func:`gistkit.plan`'s plan
+    of the class ``fidelity``.
 
     The optimiser is SGD with Nesterov's momentum; ``lr`` is its highest learning rate, see ``loop.share_of_rate``.
     Raises ValueError where a number is out of range or the device is not there.
@@ -110,7 +111,8 @@ class TrainResult:
 
     @property
     def first_difference(self) -> int | None:
-        """The first step whose second loss differs from the plain one in any bit, None for none or without plain."""
+        """The first step whose second loss differs from the plain one in any bit; None where none does, or where plain
+        PyTorch found no room."""
         if len(self.runs) < 2:
             return None
         plain, lossless = self.runs[:2]

@@ -60,7 +60,8 @@ def schemes() -> dict[str, Scheme]:
 
 
 def scheme(name: str) -> Scheme:
-    """The scheme of that name. Raises ValueError for any other, and for an ``auto`` whose error is no share."""
+    """The scheme of that name. Raises ValueError, naming the nearest and all known names, for any other, and for an
+    ``auto`` whose error is no share."""
     known = schemes()
     if name in known:
         return known[name]

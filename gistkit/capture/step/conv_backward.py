@@ -60,5 +60,6 @@ def needs_input(x: torch.Tensor, weight: torch.Tensor, geometry: Sequence[Any]) 
 
 
 def takes_its_own(backend: Any, x: torch.Tensor, groups: int) -> bool:
-    """Whether the backend never copies an input of its own memory format: ATen's on the CPU copies several groups."""
+    """Whether the backend never copies an input of its own memory format: ATen's matrix product on the CPU copies it
+    group by group where there are several."""
     return backend in _NEVER_COPIED or (backend == _Backend.Slow2d and x.is_cpu and groups == 1)

@@ -37,7 +37,8 @@ Key = tuple[str, int | None, str]
 class Seen:
     """One storage: made in span ``first`` (-1: from before), there until the end of span ``last``. One that stands for
     a saved tensor, of storage ``stand_in``, is there from the first span that reads it, that of ``unpacked``, to
-    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold."""
+    ``last``: as long as what a plan would decode. ``cast``: made by autocast of a weight, for its cache to hold while
+    the context is open."""
 
     id: int
     ref: StorageWeakRef
@@ -157,7 +158,8 @@ class Tracer(TorchDispatchMode):
             self._gone(cdata)
 
     def finish(self, held: Iterable[int] = ()) -> None:
-        """Close the last span. ``held``: storages that nodes hold until the step ends, as the loss reads none of it."""
+        """Close the last span. ``held``: storages that nodes still hold, as they lead to results that the loss does not
+        read: until the step is over."""
         self._poll()
         self.dropped |= dict.fromkeys(held, len(self.spans))
         for item in self._live.values():

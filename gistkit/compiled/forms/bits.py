@@ -70,7 +70,8 @@ class Bits:
 
 @dataclass(frozen=True)
 class Signs:
-    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros."""
+    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros, so the
+    kernels that compare it stay as they are."""
 
     bits: Bits
     dtype: torch.dtype

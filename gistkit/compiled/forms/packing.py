@@ -39,7 +39,8 @@ VALUES = "values that backward reads, each in full"
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``kernels``: a rounding's own."""
+    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``kernels``: those of
+    its own that a rounding takes."""
 
     node: fx.Node
     form: bits.Bits | bits.Signs | Narrow | None
@@ -48,7 +49,8 @@ class Choice:
 
 
 class Rounding(NamedTuple):
-    """How floats are rounded: the format, the nodes that follow from parameters alone, the least bytes of a tensor."""
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and the bytes
+    that a tensor has at least."""
 
     name: str
     static: Collection[fx.Node]

@@ -145,7 +145,8 @@ def is_pointwise(node: fx.Node) -> bool:
 
 
 def in_memory(node: fx.Node) -> bool:
-    """Whether a node is an input, or a kernel of its own, which reads and writes memory: a product, say."""
+    """Whether a node is an input, or a product, convolution or attention: a kernel of its own, which reads and writes
+    memory."""
     if node.op != "call_function":
         return True
     if node.target is operator.getitem and isinstance(node.args[0], fx.Node):

@@ -130,7 +130,8 @@ class Ready:
         self, programs: int, addresses: Sequence[int], numbers: Sequence[int], stream: int | None = None
     ) -> bool:  # fmt: skip
         """Launch for tensors at these addresses, on the current stream unless another's handle is given; False, and
-        nothing done, before the first launch, where an address is no multiple of 16, or on another device."""
+        nothing done, where the first launch is still to come, an address is no multiple of 16, or another device is
+        the current one."""
         odd = 0
         for address in addresses:
             odd |= address
@@ -151,6 +152,7 @@ class Ready:
     def first(
         self, programs: int, tensors: Sequence[torch.Tensor], numbers: Sequence[int], stream: int | None = None
     ) -> None:  # fmt: skip
+        """Launch for these tensors, however they lie."""
         args = (*tensors, *numbers)
         if self._device < 0:  # the interpreter
             launch(self._kernel, programs, tensors[0], *args, num_warps=self._num_warps, **self._constexprs)

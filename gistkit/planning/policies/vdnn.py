@@ -211,7 +211,8 @@ CODEC = "zvc"
 
 
 def cdma(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -> Plan:
-    """vDNN_all's schedule under performance-optimal convolutions, transfers compressed where that pays."""
+    """vDNN_all's schedule (:func:`gistkit.planning.policies.vdnn.vdnn`) under performance-optimal convolutions, with
+    compressed transfers where they pay."""
     convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.performance_optimal()
     names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}

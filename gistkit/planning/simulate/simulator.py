@@ -219,7 +219,8 @@ class Simulator:
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:
-    """:meth:`Simulator.run` of one plan."""
+    """Simulate one step. ``reserve`` bytes are there all the time. :class:`Simulator` is this for many plans. Raises
+    PlanError (a ValueError) for a graph without tasks and for decisions that make no sense."""
     return Simulator(graph, costs).run(plan, reserve=reserve)
 
 

@@ -73,7 +73,8 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
 
 
 def runs(values: tuple) -> bool:
-    """Whether gistkit's operators take these operands, of which those that are no tensors do not matter."""
+    """Whether gistkit's operators take these operands, of which those that are no tensors do not matter. For others
+    PyTorch's own runs."""
     if FakeTensor in map(type, values):
         return False
     return covered(*[v for v in values if type(v) not in _NUMBERS and isinstance(v, torch.Tensor)])

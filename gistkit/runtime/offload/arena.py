@@ -64,7 +64,8 @@ class Chunk:
 
 
 class PinnedArena:
-    """Spans of pinned memory: one chunk of ``nbytes``, then more. Raises HostMemoryError where the host has none."""
+    """Spans of pinned memory: one chunk of ``nbytes``, and more of them when that does not do. Raises HostMemoryError,
+    with the bytes, where the host has no more."""
 
     def __init__(self, backend: Backend, nbytes: int) -> None:
         self._backend = backend

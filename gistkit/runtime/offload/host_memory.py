@@ -61,7 +61,8 @@ def available_bytes(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def pinned(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Pinned host memory (uint8) for kernels on the current stream to write to. Raises RuntimeError without any.
+    """Pinned host memory (uint8) for kernels on the device's current stream to write to. Raises RuntimeError where
+    there is none.
 
     PyTorch's allocator knows a stream that uses a block by its copies alone, and would hand a block that was let go of
     to others while kernels still write to it. One small copy out of the block tells it: what is let go of then waits

@@ -133,14 +133,17 @@ class Parcel:
 
     @property
     def device_bytes(self) -> int:
+        """Bytes that it keeps on the device now."""
         return 0 if self._record.state is State.HOST else self._record.nbytes
 
     @property
     def host_bytes(self) -> int:
+        """Bytes that it keeps on the host now."""
         return 0 if self._record.span is None else self._record.span.stop - self._record.span.start
 
     def release(self) -> None:
-        """Let go of the source, and of those put before it: the compute stream waits for their copies."""
+        """Let go of the source, and of those put before it: work of the compute stream from now on waits for their
+        copies, and may use their memory."""
         self._offloader.release(self._record)
 
     def stored(self) -> int | None:

@@ -44,6 +44,7 @@ class StepStats:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> str:
+        """The stats as JSON text."""
         return json.dumps(asdict(self))
 
 

@@ -86,7 +86,8 @@ class Stash:
     """The stand-in for one storage: its body, and what the report says of it. ``node``: the ReLU's node that made the
     stashed tensor and shares its values with their readers; None where nothing is shared, and after the forward, as
     that node holds the stash. Shared values are made once for the last two readers: a ReLU's node runs right behind the
-    last node that reads its output, so the values stay from the one to the other."""
+    last node that reads its output, so the values stay from the one to the other. Earlier readers get values of their
+    own."""
 
     __slots__ = ("_readers", "_values", "body", "codec", "node", "plain_bytes", "reason", "storage")
 

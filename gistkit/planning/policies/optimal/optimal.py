@@ -87,7 +87,8 @@ def minimise_peak(
 ) -> Plan:
     """The plan of least peak, whatever its time; arguments and errors as :func:`optimal`, which names its
     ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
-    ``lower_bound_bytes`` one below which no plan of the class is: no peak is smaller if both are equal. No ``gap``."""
+    ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
+    ``gap`` is None."""
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)
