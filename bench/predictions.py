@@ -44,8 +44,9 @@ from gistkit import zoo
 from gistkit.planning.cost.devices import Hardware, hardware
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate
+from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
-WARM_UP, GRAPH_WARM_UP, TIMED = 3, 5, 5
+WARM_UP, TIMED = 3, 5
 CLASSES, TOKENS = 1000, 8192
 WITHIN = 0.15
 RIVALS = ("checkpoint", "save_on_cpu")
@@ -140,7 +141,7 @@ def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, capture
     step that is ``captured`` into a CUDA graph in the warm-up those that were allocated then."""
     drain = torch.cuda.synchronize if device == "cuda" else lambda: None
     seconds = []
-    warm_up = GRAPH_WARM_UP if captured else WARM_UP
+    warm_up = BEFORE_CAPTURE + 1 if captured else WARM_UP
     for number in range(warm_up + TIMED):
         model.zero_grad(set_to_none=True)
         drain()

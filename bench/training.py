@@ -34,6 +34,7 @@ from bench.networks import densenet121
 from bench.rows import beside, environment, utc
 from gistkit import zoo
 from gistkit.benchmark.measure import MIB
+from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
 MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
 CONFS = {"bf16": 128, "fp32": 64}
@@ -123,7 +124,7 @@ def _graphed(step: Stepper, options: argparse.Namespace, drain: Callable[[], Any
         with step.autocast():
             return graphed(step.x, step.targets)
 
-    found = [replay() for _ in range(6)]
+    found = [replay() for _ in range(BEFORE_CAPTURE + 2)]
     assert graphed.graph_bytes
     work = lambda: [(replay(), step.optimizer.step()) for _ in range(options.steps)]  # noqa: E731
     work()

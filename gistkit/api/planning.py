@@ -27,9 +27,6 @@ from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.profiling import all_tensors
 from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
 
-GRAPH_BYTES = 64 * 2**20
-"""What the libraries take once more while a CUDA graph is captured: 35 to 63 MiB on an H100."""
-
 
 @renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
 def plan(
@@ -124,7 +121,7 @@ def plan(
     if cuda_graph:
         budget = parse_budget(budget, POLICIES["plain"](graph, costs).peak_bytes + reserve_bytes)
         costs = costs.in_cuda_graph()
-        reserve_bytes += sum(t.nbytes for t in all_tensors(batch)) + (GRAPH_BYTES if device.async_counts else 0)
+        reserve_bytes += sum(t.nbytes for t in all_tensors(batch))
     settings = {"reserved_bytes": reserve_bytes, "per_sub_batch_norm": per_sub_batch_norm}
     given, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
     narrow: Lossy = lossy

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from gistkit.errors import GistError
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import check_capture
-from gistkit.runtime.signature import autocast_now
+from gistkit.runtime.signature import autocast_now, state_kinds
 from gistkit.runtime.step.step import check_step, step
 
 WARM_UP = 4
@@ -34,16 +34,17 @@ class Replayed:
         self._model, self._work, self._warm_up = model, work, warm_up
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
+        self._modules: tuple = ()
         self._done, self.graph_bytes = 0, 0
         self.bare = False
         """Whether the work is to do without what waits for the device: just before the capture and in it."""
 
     def __call__(self, *given: Any) -> Any:
         leaves, spec = tree_flatten(given)
-        kind = spec, *_modes(self._model), autocast_now(), *map(_kind, leaves)
+        kind, modules = (spec, autocast_now(), *map(_kind, leaves)), state_kinds(self._model)
         if self._graph is None:
-            self._done = self._done + 1 if kind == self._kind else 1
-            self._kind = kind
+            self._done = self._done + 1 if (kind, modules) == (self._kind, self._modules) else 1
+            self._kind, self._modules = kind, modules
             device = device_of(leaves)
             if self._done < self._warm_up or device is None:
                 self.bare = False
@@ -52,7 +53,7 @@ class Replayed:
                 return self._watched(given)
             with torch.cuda.device(device):
                 self._capture(given, device)
-        self._check(kind)
+        self._check(kind, modules)
         with torch.cuda.device(self._given[0].device):
             for own, t in zip(self._given, (t for t in leaves if isinstance(t, torch.Tensor)), strict=True):
                 own.copy_(t, non_blocking=True)
@@ -133,15 +134,24 @@ class Replayed:
                 parameter.grad = grad
         self._graph, self.graph_bytes = graph, torch.cuda.memory_reserved() - before_bytes
 
-    def _check(self, kind: tuple) -> None:
+    def _check(self, kind: tuple, modules: tuple) -> None:
         """Raise ValueError where a replay would not be this step."""
+        if modules != self._modules:
+            model = self._model
+            other = [name for name, m in model.named_modules() if m.training is not model.training]
+            frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+            raise ValueError(
+                "a captured step must find the modules that it was captured with, in their modes, and the same "
+                f"parameters frozen; got model.training={model.training}, parts in the other mode {other}, frozen "
+                f"{frozen}; put it back, or {AGAIN}"
+            )
         if kind != self._kind:
             pairs = zip(kind[1:], self._kind[1:], strict=False)
             got, expected = next((pair for pair in pairs if pair[0] != pair[1]), (kind[0], self._kind[0]))
             raise ValueError(
-                "a captured step must be called with what it was captured with (model.training, parts in the "
-                "other mode, frozen parameters, autocast, shape, strides, dtype and device of each tensor, other "
-                f"values): {expected}, got {got}; {AGAIN}, or leave such batches out (drop_last=True)"
+                "a captured step must be called with what it was captured with (autocast, shape, strides, dtype and "
+                f"device of each tensor, other values): {expected}, got {got}; {AGAIN}, or leave such batches out "
+                "(drop_last=True)"
             )
         if self._state() != self._addresses:
             raise ValueError(
@@ -171,7 +181,7 @@ class Replayed:
 
 
 class GraphedStep:
-    """:func:`gistkit.step` whose calls, from the ``warm_up``-th on, are replays of one CUDA graph.
+    """:func:`gistkit.step` whose calls, behind the first ``warm_up``, are replays of one CUDA graph.
 
     Example::
 
@@ -199,11 +209,10 @@ class GraphedStep:
     that are to be kept beyond ``zero_grad()``.
 
     Raises TypeError and ValueError as ``gistkit.step``, and TypeError for ``DistributedDataParallel``; ValueError for
-    a batch, modes, autocast or trained parameters other than the captured ones, a batch that
-    is not wholly on the GPU, and where parameters or buffers have moved;
-    :class:`gistkit.PlanMismatchError` for a plan with transfers to the host, with sparse forms under a budget, or with
-    reruns that draw random numbers (dropout); :class:`gistkit.GistError` for a step that waits for the device
-    or puts other tensors in place of its buffers.
+    a batch, autocast, modules, modes or trained parameters other than the captured ones, a batch that is not wholly on
+    the GPU, and where parameters or buffers have moved; :class:`gistkit.PlanMismatchError` for a plan with transfers to
+    the host, with sparse forms under a budget, or with reruns that draw random numbers (dropout);
+    :class:`gistkit.GistError` for a step that waits for the device or puts other tensors in place of its buffers.
     """
 
     def __init__(
@@ -245,12 +254,6 @@ class GraphedStep:
 def device_of(leaves: list[Any]) -> torch.device | None:
     """The CUDA device of the first tensor on one; None on a CPU."""
     return next((t.device for t in leaves if isinstance(t, torch.Tensor) and t.is_cuda), None)
-
-
-def _modes(model: torch.nn.Module) -> tuple[bool, list[str], list[str]]:
-    """The model's mode, the parts in the other one, and the parameters that are frozen."""
-    other = [name for name, m in model.named_modules() if m.training is not model.training]
-    return model.training, other, [name for name, p in model.named_parameters() if not p.requires_grad]
 
 
 def _kind(leaf: Any) -> Any:

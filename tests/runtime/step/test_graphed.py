@@ -119,8 +119,12 @@ def captured(software_graph, model, loss_fn=F.cross_entropy):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda model: model[0].eval(), r"got \['0'\]; make a new"),
-        (lambda model: model[0].weight.requires_grad_(False), r"got \['0.weight'\]; make a new"),
+        (lambda model: model[0].eval(), r"parts in the other mode \['0'\], frozen \[\]; put it back"),
+        (
+            lambda model: model[0].weight.requires_grad_(False),
+            r"parts in the other mode \[\], frozen \['0.weight'\]; put it back",
+        ),
+        (lambda model: model.__setitem__(1, nn.GELU()), "must find the modules that it was captured with"),
         (lambda model: model.__setitem__(2, nn.Linear(16, 3)), "some have moved"),
     ],
 )
