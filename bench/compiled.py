@@ -70,13 +70,15 @@ SLEEP_CYCLES = 2_000_000_000
 
 class Variant(NamedTuple):
     """How a model becomes what is called, what its bits are compared with, PyTorch's own memory budget, and
-    Inductor's settings: every bf16 value rounded where eager PyTorch does; no choice of kernels by their time."""
+    Inductor's settings: every bf16 value rounded where eager PyTorch does; no choice of kernels by their time; its own
+    pass that keeps what backward reads in fp8."""
 
     prepare: Callable[..., Any]
     reference: str = ""
     activation_budget: float = 1.0
     emulate_casts: bool = False
     deterministic: bool = False
+    fp8_pass: bool = False
 
 
 def _gistkit(**words: Any) -> Callable[..., Any]:
@@ -85,6 +87,25 @@ def _gistkit(**words: Any) -> Callable[..., Any]:
 
 def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
     return lambda model, **_: prepare(model)
+
+
+def _saved_on_cpu(model: nn.Module) -> Callable[..., Any]:
+    def called(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
+            return model(x)
+
+    return called
+
+
+FP8_PASS = {
+    "activation_quantization_aten_pass": {
+        "allowed_dtypes": "torch.bfloat16;torch.float32",
+        "size_in_mb": 1,
+        "use_scaling": True,
+        "exclude_primals": True,
+    }
+}
+"""PyTorch's pass with a scale for each row; without one it has a bug."""
 
 
 VARIANTS = {
@@ -102,7 +123,9 @@ VARIANTS = {
     "gistkit deterministic": Variant(_gistkit(), "compile deterministic", deterministic=True),
     "compile 0.6": Variant(torch.compile, "compile", 0.6),
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
+    "compile fp8 pass": Variant(torch.compile, fp8_pass=True),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
+    "save_on_cpu": Variant(_eager(_saved_on_cpu), "eager"),
     "gistkit eager": Variant(_eager(gistkit.compress), "eager"),
 }
 USUAL = "eager,compile,gistkit,gistkit reassociated,gistkit fp8s"
@@ -238,7 +261,11 @@ def caches(folder: Path | None) -> Iterator[None]:
 def settings_of(variant: Variant) -> Iterator[None]:
     """PyTorch's own settings, as the variant has them."""
     budget = torch._functorch.config.patch(activation_memory_budget=variant.activation_budget)
-    inductor = {"emulate_precision_casts": variant.emulate_casts, "deterministic": variant.deterministic}
+    inductor: dict[str, Any] = {
+        "emulate_precision_casts": variant.emulate_casts,
+        "deterministic": variant.deterministic,
+        "post_grad_fusion_options": FP8_PASS if variant.fp8_pass else {},
+    }
     with budget, torch._inductor.config.patch(inductor):
         yield
 
