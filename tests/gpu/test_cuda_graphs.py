@@ -1,5 +1,7 @@
 """Training steps as CUDA graphs, captured by gistkit.GraphedStep and replayed."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,6 +125,21 @@ def test_gradients_add_up_over_calls():
         model.zero_grad(set_to_none=False)
     found = [results(model, step, batch(2), False) for model, step in zip(models, steps, strict=True)]
     assert all(map(torch.equal, *found))
+
+
+def test_an_earlier_graph_in_garbage_does_not_end_within_a_capture():
+    thresholds = gc.get_threshold()
+    try:
+        for _ in range(3):
+            models, steps = pair(network)
+            found = [results(model, step, batch(2)) for model, step in zip(models, steps, strict=True)]
+            assert all(map(torch.equal, *found))
+            models.append(steps)
+            steps[1].cycle = models
+            gc.set_threshold(50, 2, 2)
+            del models, steps
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def test_an_optimizer_trains_with_it():

@@ -3,6 +3,7 @@ what a plan costs the host, reruns and sub-batches above all, is paid in the cap
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from gistkit.capture import uncollected
 from gistkit.errors import GistError
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import check_capture
@@ -113,11 +115,12 @@ class Replayed:
         self._model.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         torch.clear_autocast_cache()  # a replay would read the casts of an earlier forward's weights
+        gc.collect()  # an earlier graph in a cycle of garbage would end within the capture, which forbids that
         torch.cuda.empty_cache()  # for the graph's own pool
         before_bytes = torch.cuda.memory_reserved()
         try:
             # a loader's thread may pin memory meanwhile
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._found = self._work(*own)
             self._grads = [p.grad for p in self._parameters]
         except (GistError, torch.OutOfMemoryError):

@@ -1,6 +1,7 @@
 """gistkit.GraphedStep without a GPU, where every call is a step; tests/gpu/test_cuda_graphs.py has the graphs."""
 
 import copy
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -106,6 +107,17 @@ def test_replays_add_up_and_refuse_what_they_were_not_captured_with(software_gra
     model[0].weight.data = model[0].weight.data.clone()
     with pytest.raises(ValueError, match="some have moved"):
         step(X, TARGETS)
+
+
+def test_nothing_is_collected_within_a_capture(software_graph):
+    seen = []
+
+    def loss_fn(out, targets):
+        seen.append(gc.isenabled())
+        return F.cross_entropy(out, targets)
+
+    captured(software_graph, network(), loss_fn)
+    assert all(seen[:WARM_UP]) and seen[-2:] == [False, True]  # the capture, and the software graph's replay
 
 
 def captured(software_graph, model, loss_fn=F.cross_entropy):
