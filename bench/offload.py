@@ -6,8 +6,10 @@ Rows of kind ``link``: a pinned copy of 512 MiB each way alone and both at once,
 
 Rows of kind ``host``: microseconds of the host a ``put``, ``release``, ``prefetch``, ``get`` and drop of tensors so
 small that the device is never the limit, dense and as ``zvc`` in a lane, and all of them together (``parcel_us``). One
-row has the driver's calls alone and another one what PyTorch takes for the same: ``copy_`` under ``torch.cuda.stream``,
-events.
+row a codec says where that goes (``of: calls``): ``put_launch_us`` are the microseconds of one put that are spent in
+launches, ``put_launch_n`` how many there are; likewise the driver's copies and events, allocations of device memory,
+and the views that an arrival is seen through. The rest is the offloader's own Python. One row has the driver's calls
+alone and another one what PyTorch takes for the same: ``copy_`` under ``torch.cuda.stream``, events.
 
 Rows of kind ``wire``: tensors of one size and density, dense and as ``zvc``, encoded beforehand, all of them enqueued
 while the copy stream sleeps, so that the host is no limit; fetched again in stack order in the same way. ``d2h_gbps``
@@ -23,15 +25,20 @@ import json
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
 from bench.rows import environment, utc
 from gistkit.codecs import CODECS, Encoded, Sparse
+from gistkit.kernels.launch.tiling import Ready
 from gistkit.runtime.offload.backends import CudaBackend
+from gistkit.runtime.offload.lanes import Kind
 from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.offload.parcel import Parcel
 
@@ -100,11 +107,48 @@ def median_us(count: int, rounds: int, work: Callable[[], Any]) -> float:
 
 
 def host_row(offloader: Offloader, name: str) -> dict[str, Any]:
-    """A small parcel's calls, of a codec; a round is put, released, prefetched, taken and dropped."""
+    """A small parcel's calls, of a codec."""
+    found = parcel_us(offloader, name, [""])
+    return {"codec": name, "of": "offloader", **found, "parcel_us": sum(found.values())}
+
+
+def calls_row(offloader: Offloader, name: str) -> dict[str, Any]:
+    """Where they go. Each call that is watched takes some 0.2 us more, most of which counts as Python's own."""
+    backend = offloader.backend
+    assert isinstance(backend, CudaBackend)
+    driver, spent = backend.driver, defaultdict(float)
+    watched: tuple[tuple[Any, str, str], ...] = (
+        (Ready, "at", "launch"), (driver, "copy", "copy"), (driver, "record", "event"), (driver, "wait", "event"),
+        (driver, "query", "event"), (backend, "empty", "empty"), (Kind, "payload", "views"),
+    )  # fmt: skip
+    step = [""]
+
+    def watch(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = function(*args)
+            spent[f"{step[0]}_{kind}_us"] += (time.perf_counter() - start) * 1e6
+            spent[f"{step[0]}_{kind}_n"] += 1
+            return result
+
+        return call
+
+    parcel_us(offloader, name, step)  # what is compiled and pinned first counts for nothing
+    with ExitStack() as patches:
+        for owner, attribute, kind in watched:
+            patches.enter_context(mock.patch.object(owner, attribute, watch(getattr(owner, attribute), kind)))
+        parcel_us(offloader, name, step)
+    parcels = (ROUNDS + 3) * SMALL_PARCELS
+    return {"codec": name, "of": "calls", **{what: total / parcels for what, total in spent.items()}}
+
+
+def parcel_us(offloader: Offloader, name: str, step: list[str]) -> dict[str, float]:
+    """Microseconds of each call; a round is put, released, prefetched, taken and dropped, and ``step[0]`` is which."""
     codec, x = CODECS[name], torch.relu(torch.randn(SMALL_ITEMS, device="cuda"))
     begin = codec.begin if isinstance(codec, Sparse) else codec.encode
     taken: dict[str, list[float]] = {}
     for _ in range(ROUNDS + 3):
+        step[0] = "encode"
         encoded = [begin(x) for _ in range(SMALL_PARCELS)]
         parcels: list[Parcel] = []
 
@@ -122,9 +166,9 @@ def host_row(offloader: Offloader, name: str) -> dict[str, Any]:
             "get": lambda p=parcels: [each.get() for each in p] and None,
             "drop": lambda p=parcels: drop(p),
         }.items():
+            step[0] = what
             taken.setdefault(f"{what}_us", []).append(median_us(SMALL_PARCELS, 1, work))
-    found = {what: statistics.median(each[3:]) for what, each in taken.items()}
-    return {"codec": name, "of": "offloader", **found, "parcel_us": sum(found.values())}
+    return {what: statistics.median(each[3:]) for what, each in taken.items()}
 
 
 def driver_row(backend: CudaBackend) -> dict[str, Any]:
@@ -210,7 +254,11 @@ def rows(deadline: float) -> Iterator[dict[str, Any]]:
     cases: list[Callable[[], dict[str, Any]]] = [
         lambda: {"kind": "host", **driver_row(backend)},
         lambda: {"kind": "host", **torch_row(backend)},
-        *[lambda name=name: {"kind": "host", **host_row(offloader, name)} for name in ("dense", "zvc")],
+        *[
+            lambda row=row, name=name: {"kind": "host", **row(offloader, name)}
+            for row in (host_row, calls_row)
+            for name in ("dense", "zvc")
+        ],
     ]
     for size_mib in reversed(SIZES_MIB):
         for density in (None, *DENSITIES):

@@ -1,8 +1,8 @@
 """Which test notices when the offloader leaves one of its waits out: ``python -m bench.offload_waits``.
 
-Every statement ``….wait(…)`` of gistkit/runtime/offload/offloader.py is taken out of a copy of the project, one at a
-time, and so is what keeps a source alive for its copy; tests/runtime/offload then have to fail. Prints a line for each,
-and ends with status 1 where all tests passed without it. Takes some 15 s each.
+Every statement ``….wait(…)`` or ``….follow(…)`` of gistkit/runtime/offload/offloader.py is taken out of a copy of the
+project, one at a time, and so is what keeps a source alive for its copy; tests/runtime/offload then have to fail.
+Prints a line for each, and ends with status 1 where all tests passed without it. Takes some 15 s each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FILE = Path("gistkit/runtime/offload/offloader.py")
 TESTS = "tests/runtime/offload"
+WAITS = ("wait", "follow")
 REPLACED = {"_Outgoing(record, record.tensors, ": "_Outgoing(record, (), "}
 """What is not a statement of its own, and what it becomes."""
 
@@ -34,7 +35,7 @@ def mutants(source: str) -> dict[str, str]:
     found: dict[str, str] = {}
     lines = source.splitlines(keepends=True)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) == "wait":
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _name(node.value.func) in WAITS:
             first, last = node.lineno - 1, node.end_lineno or node.lineno
             without = [*lines[:first], " " * node.col_offset + "pass\n", *lines[last:]]
             found[f"line {node.lineno}: {ast.unparse(node)}"] = "".join(without)

@@ -16,4 +16,4 @@ from gistkit.kernels.layout import (
 )
 from gistkit.kernels.pool.geometry import forward_geometry
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
-from gistkit.kernels.sparse.spill import packed_bytes, spill_bytes
+from gistkit.kernels.sparse.spill import known_bytes, packed_bytes, spill_bytes

@@ -159,9 +159,11 @@ def csr_compact(columns, values, counts, total, spill=None):
 ship = operator(
     "lane",
     "ship(Tensor scratch, Tensor index, Tensor counts, int stride, Tensor(a!) lane, Tensor begin, "
-    "Tensor(b!) after, Tensor(c!) place, Tensor(d!) rest) -> ()",
+    "Tensor(b!) after, Tensor(c!) place) -> ()",
 )(_nothing)
-unship = operator("lane", "unship(Tensor lane, Tensor place, Tensor(a!) values, Tensor(b!)? columns) -> ()")(_nothing)
+unship = operator(
+    "lane", "unship(Tensor lane, Tensor place, Tensor(a!) known, Tensor(b!) values, Tensor(c!)? columns) -> ()"
+)(_nothing)
 
 
 def _decoded(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None):

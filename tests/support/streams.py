@@ -80,6 +80,9 @@ class Streams:
         self._queues[stream].append(event)
         self._progress()
 
+    def follow(self, stream: str, other: str) -> None:
+        self.wait(stream, self.record(other))
+
     def done(self, event: Event) -> bool:
         self._progress()
         return event.happened

@@ -4,7 +4,8 @@ A *lane* is memory that encodings are packed into one behind the other: where th
 device, and the host only sees to it that the worst case fits. Of two launches the first adds up the counts and finds
 the slot that each block of items begins in, the second writes whole aligned blocks: what crosses the link is what is
 stored, in full lines. A program finds the slot of each of a block's items by bisection among the ends of its first and
-last slots. What has a known size, zvc's words and the counts, goes along: a copy engine would take turns with it.
+last slots. What has a known size, zvc's words and the counts, goes along, before the items: a copy engine would take
+turns with it. Of GROUP slots or fewer every program adds up the counts itself, which saves the host a launch.
 
 Bytes in flight are what a link wants: its rate times the latency of a block's turn, 80 KB for 55 GB/s and 1.5 us.
 Sixteen programs of 8 KiB have 128 KiB, and leave the other multiprocessors to the computation.
@@ -55,13 +56,19 @@ def index_kernel(
     group = tl.program_id(0)
     first = group.to(tl.int64) * GROUP
     left = tl.minimum(slots - first, GROUP).to(tl.int32)
-    counts = load_items(counts_ptr + first, left, GROUP).to(tl.int32)
     before = tl.zeros((ROUND,), tl.int32)
     start = tl.full((), 0, tl.int32)
     while start < group * GROUP:
         before += load_items(counts_ptr + start, group * GROUP - start, ROUND).to(tl.int32)
         start += ROUND
-    ends = tl.sum(before.to(tl.int64), 0) + tl.cumsum(counts, 0)
+    _index(counts_ptr, ends_ptr, heads_ptr, first, left, tl.sum(before.to(tl.int64), 0), GROUP, STEP)
+
+
+@triton.jit
+def _index(counts_ptr, ends_ptr, heads_ptr, first, left, before, GROUP: tl.constexpr, STEP: tl.constexpr):
+    """Of ``left`` slots from the first on, with so many items before them."""
+    counts = load_items(counts_ptr + first, left, GROUP).to(tl.int32)
+    ends = before + tl.cumsum(counts, 0)
     place = tl.arange(0, GROUP)
     tl.store(ends_ptr + first + place, ends, place < left)
     # a slot has no more items than a block, so at most one block begins in it
@@ -106,24 +113,34 @@ def _copy_run(to_ptr, from_ptr, n, STEP: tl.constexpr):
 
 @triton.jit(do_not_specialize=["slots"])
 def ship_kernel(
-    scratch_ptr, columns_ptr, words_ptr, counts_ptr, ends_ptr, heads_ptr, lane_ptr, lane_bytes_ptr, rest_words_ptr,
-    rest_counts_ptr, begin_ptr, after_ptr, place_ptr, slots,
+    scratch_ptr, columns_ptr, words_ptr, counts_ptr, ends_ptr, heads_ptr, lane_ptr, lane_bytes_ptr, lane_words_ptr,
+    lane_counts_ptr, begin_ptr, after_ptr, place_ptr, slots,
     STRIDE: tl.constexpr, STEP: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, RUN: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Blocks of STEP items, every so many a program, from their slots to the lane (lane_ptr: as items); counts, and
-    words where there are no columns, to the rest."""
+    """Counts, and words where there are no columns, and blocks of STEP items, every so many a program, from their slots
+    to the lane, which is seen as items, bytes, words and counts. GROUP: 0 behind :func:`index_kernel`; else a program
+    finds ends and heads of up to so many slots itself, in memory of its own."""
     ITEM: tl.constexpr = scratch_ptr.dtype.element_ty.primitive_bitwidth // 8
-    start, total = tl.load(begin_ptr), tl.load(ends_ptr + slots - 1)
-    start = start // ALIGN * ALIGN  # as it is; the compiler sees it, too
-    columns_at = _columns_start(start, total, ITEM, ALIGN)
+    WORDS: tl.constexpr = 0 if COLUMNS else STRIDE // 32
+    if GROUP:
+        ends_ptr += tl.program_id(0) * slots
+        heads_ptr += tl.program_id(0) * tl.cdiv(slots * STRIDE, STEP)
+        _index(counts_ptr, ends_ptr, heads_ptr, 0, slots, 0, GROUP, STEP)
+        tl.debug_barrier()
+    line, total = tl.load(begin_ptr) // ALIGN, tl.load(ends_ptr + slots - 1)
+    start = line * ALIGN  # as it is; the compiler sees it, too
+    values_at = start + tl.cdiv(slots.to(tl.int64) * (4 * WORDS + 2), ALIGN) * ALIGN
+    columns_at = _columns_start(values_at, total, ITEM, ALIGN)
     if tl.program_id(0) == 0:
         tl.store(place_ptr, start)
         tl.store(place_ptr + 1, total)
         tl.store(after_ptr, _columns_start(columns_at, total, 1, ALIGN) if COLUMNS else columns_at)
     if not COLUMNS:
-        _copy_run(rest_words_ptr, words_ptr, slots.to(tl.int64) * (STRIDE // 32), RUN // 4)
-    _copy_run(rest_counts_ptr, counts_ptr, slots.to(tl.int64), RUN // 2)
-    lane_ptr += start // ALIGN * (ALIGN // ITEM)
+        _copy_run(lane_words_ptr + line * (ALIGN // 4), words_ptr, slots.to(tl.int64) * WORDS, RUN // 4)
+    lane_counts_ptr += line * (ALIGN // 2) + slots.to(tl.int64) * (2 * WORDS)
+    _copy_run(lane_counts_ptr, counts_ptr, slots.to(tl.int64), RUN // 2)
+    lane_ptr += values_at // ALIGN * (ALIGN // ITEM)
     lane_bytes_ptr += columns_at
     blocks = ((total + (STEP - 1)) // STEP).to(tl.int32)
     block = tl.program_id(0)
@@ -148,14 +165,18 @@ def ship_kernel(
         block, first, last = following, next_first, next_last
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lines"])
 def unship_kernel(
-    lane_ptr, lane_bytes_ptr, place_ptr, values_ptr, columns_ptr, PIECE: tl.constexpr, COLUMNS: tl.constexpr,
-    ALIGN: tl.constexpr,
+    lane_ptr, lane_bytes_ptr, lane_words_ptr, place_ptr, known_ptr, values_ptr, columns_ptr, lines,
+    PIECE: tl.constexpr, COLUMNS: tl.constexpr, ALIGN: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    """The items at a place to the first of values and columns (lane_ptr: as items)."""
+    """The ALIGN-byte lines of known size at a place to known, the items behind them to the first of values and columns.
+    The lane is seen as items, bytes and words."""
     ITEM: tl.constexpr = values_ptr.dtype.element_ty.primitive_bitwidth // 8
-    start, total = tl.load(place_ptr), tl.load(place_ptr + 1)
+    line, total = tl.load(place_ptr) // ALIGN, tl.load(place_ptr + 1)
+    words = lines.to(tl.int64) * (ALIGN // 4)
+    _copy_run(known_ptr, lane_words_ptr + line * (ALIGN // 4), words, RUN // 4)
+    start = (line + lines) * ALIGN
     lane_ptr += start // ITEM
     lane_bytes_ptr += _columns_start(start, total, ITEM, ALIGN)
     first = tl.program_id(0).to(tl.int64) * PIECE
@@ -177,42 +198,38 @@ class Ships:
     interpreter. ``work_bytes`` of the device's memory must not be in use while they run."""
 
     def __init__(self, slots: int, stride: int, bits: torch.dtype, columns: bool, device: int) -> None:
-        step = items_a_block(bits.itemsize, columns)
-        self._slots, self._groups, self._bits = slots, ceil_div(slots, GROUP), bits
-        self._heads_at = ceil_div(8 * slots, 16) * 16
-        self.work_bytes = self._heads_at + 4 * ceil_div(slots * stride, step)
+        step, few = items_a_block(bits.itemsize, columns), slots <= GROUP
+        self._slots, self._bits, self._columns = (slots,), bits, columns
+        copies = PROGRAMS if few else 1
+        self._heads_at = ceil_div(8 * slots * copies, 16) * 16
+        self.work_bytes = self._heads_at + 4 * ceil_div(slots * stride, step) * copies
+        self._groups = 0 if few else ceil_div(slots, GROUP)
         self._index = Ready(index_kernel, device, COUNTING_WARPS, GROUP=GROUP, ROUND=ROUND, STEP=step)
         self._ship = Ready(
-            ship_kernel, device, NUM_WARPS, STRIDE=stride, STEP=step, COLUMNS=columns, ALIGN=ALIGNMENT, RUN=RUN_BYTES
+            ship_kernel, device, NUM_WARPS, STRIDE=stride, STEP=step, COLUMNS=columns, ALIGN=ALIGNMENT, RUN=RUN_BYTES,
+            GROUP=GROUP if few else 0,
         )  # fmt: skip
-        self._columns, self._words_bytes = columns, 0 if columns else slots * stride // 8
 
     def __call__(
         self, stream: int, work: torch.Tensor, scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor,
-        lane: torch.Tensor, begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
-        rest_start: int,
+        lane: torch.Tensor, begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
     ) -> None:  # fmt: skip
-        """:func:`ship` on that stream, with ``work`` as its memory, to ``rest`` from byte ``rest_start`` on."""
-        numbers, ends, values, out = (self._slots,), work.data_ptr(), scratch.data_ptr(), lane.data_ptr()
-        heads, number, indices, there = ends + self._heads_at, counts.data_ptr(), index.data_ptr(), rest.data_ptr()
-        there += rest_start
+        """:func:`ship` on that stream, with ``work`` as its memory."""
+        ends, number, indices, to = work.data_ptr(), counts.data_ptr(), index.data_ptr(), lane.data_ptr()
+        heads, numbers = ends + self._heads_at, self._slots
         addresses = (
-            values, indices, indices, number, ends, heads, out, out, there, there + self._words_bytes,
-            begin.data_ptr(), after.data_ptr(), place.data_ptr(),
+            scratch.data_ptr(), indices, indices, number, ends, heads, to, to, to, to, begin.data_ptr(),
+            after.data_ptr(), place.data_ptr(),
         )  # fmt: skip
-        indexed = self._index.at(self._groups, (number, ends, heads), numbers, stream)
+        indexed = not self._groups or self._index.at(self._groups, (number, ends, heads), numbers, stream)
         if indexed and self._ship.at(PROGRAMS, addresses, numbers, stream):
             return
-        sums = work[: 8 * self._slots].view(torch.int64), work[self._heads_at :].view(torch.int32)
+        sums = work[: self._heads_at].view(torch.int64), work[self._heads_at :].view(torch.int32)
         if not indexed:
             self._index.first(self._groups, (counts, *sums), numbers, stream)
-        bits, rest = scratch.view(self._bits), rest[rest_start:]
-        columns, words = (index, index) if self._columns else (index.view(torch.uint8), index)
-        runs = (
-            rest if self._columns else rest[: self._words_bytes].view(torch.int32),
-            rest[self._words_bytes :][: 2 * self._slots].view(torch.int16),
-        )
-        tensors = (bits, columns, words, counts, *sums, _items(lane, bits), lane, *runs, begin, after, place)
+        seen = [_items(lane, dtype) for dtype in (self._bits, torch.uint8, torch.int32, torch.int16)]
+        columns = index if self._columns else index.view(torch.uint8)
+        tensors = (scratch.view(self._bits), columns, index, counts, *sums, *seen, begin, after, place)
         self._ship.first(PROGRAMS, tensors, numbers, stream)
 
 
@@ -221,9 +238,9 @@ ships = lru_cache(maxsize=1024)(Ships)
 
 def ship(
     scratch: torch.Tensor, index: torch.Tensor, counts: torch.Tensor, stride: int, lane: torch.Tensor,
-    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor, rest: torch.Tensor,
+    begin: torch.Tensor, after: torch.Tensor, place: torch.Tensor,
 ) -> None:  # fmt: skip
-    """As the oracle has it (reference/lane.py). lane, place and rest may be pinned. Does not synchronise."""
+    """As the oracle has it (reference/lane.py). lane and place may be pinned. Does not synchronise."""
     slots, device, values = counts.numel(), scratch.get_device(), bits_of(scratch)
     if not slots:
         place.zero_()
@@ -232,18 +249,21 @@ def ship(
         return
     launches = ships(slots, stride, values.dtype, stride == CSR_COLUMNS, device)
     work = torch.empty(launches.work_bytes, dtype=torch.uint8, device=scratch.device)
-    launches(compat.current_stream(device), work, values, index, counts, lane, begin, after, place, rest, 0)
+    launches(compat.current_stream(device), work, values, index, counts, lane, begin, after, place)
 
 
-def unship(lane: torch.Tensor, place: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None) -> None:
+def unship(
+    lane: torch.Tensor, place: torch.Tensor, known: torch.Tensor, values: torch.Tensor, columns: torch.Tensor | None
+) -> None:
     """As the oracle has it (reference/lane.py). lane and place may be pinned host memory. Does not synchronise."""
     pair, out = columns is not None, bits_of(values)
     launch(
-        unship_kernel, PROGRAMS, values, _items(lane, out), lane, place, out, columns if pair else out,
-        num_warps=PIECE_WARPS, PIECE=PIECE, COLUMNS=pair, ALIGN=ALIGNMENT,
+        unship_kernel, PROGRAMS, values, _items(lane, out.dtype), lane, _items(lane, torch.int32), place,
+        known.view(torch.int32), out, columns if pair else out, known.numel() // ALIGNMENT, num_warps=PIECE_WARPS,
+        PIECE=PIECE, COLUMNS=pair, ALIGN=ALIGNMENT, RUN=RUN_BYTES,
     )  # fmt: skip
 
 
-def _items(lane: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """lane as whole items of the values' size."""
-    return lane[: lane.numel() // 4 * 4].view(values.dtype)
+def _items(lane: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """lane as whole items of a dtype of up to 4 bytes."""
+    return lane[: lane.numel() // 4 * 4].view(dtype)

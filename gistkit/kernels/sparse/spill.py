@@ -14,7 +14,7 @@ one item is the spill's lies in the run altogether.
 
 from __future__ import annotations
 
-from gistkit.formats import ceil_div
+from gistkit.formats import CSR_COLUMNS, ceil_div
 
 GROUP = 8192
 """Elements that lie in the arrays, or in the spill, together: whole programs of every kernel that packs or reads."""
@@ -46,6 +46,12 @@ def packed_bytes(total: int, item_bytes: int, columns: bool) -> int:
     """Bytes of ``total`` packed items in a lane: the values' run and csr's columns' run, each up to ALIGNMENT."""
     blocks = -(-total * item_bytes // ALIGNMENT) + (-(-total // ALIGNMENT) if columns else 0)
     return blocks * ALIGNMENT
+
+
+def known_bytes(slots: int, stride: int) -> int:
+    """Bytes in a lane of what has a known size, zvc's words and the counts of the slots, up to ALIGNMENT."""
+    words_bytes = 0 if stride == CSR_COLUMNS else stride // 8
+    return ceil_div(slots * (words_bytes + 2), ALIGNMENT) * ALIGNMENT
 
 
 def _run_items(whole: int, capacity: int) -> int:

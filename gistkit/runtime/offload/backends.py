@@ -6,8 +6,8 @@ stream runs at once, so an event has always happened, and host memory is memory 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +52,9 @@ class Backend:
     def wait(self, stream: Stream, event: Event) -> None:
         """What is enqueued on the stream from now on runs after the event."""
 
+    def follow(self, stream: Stream, other: Stream) -> None:
+        """What is enqueued on the stream from now on runs after all that the other one holds now."""
+
     def done(self, event: Event) -> bool:
         """Whether the event has happened."""
         return True
@@ -73,16 +76,18 @@ class Backend:
         """Let the host wait for both copy streams."""
 
 
-class Direct(ABC):
+class Direct:
     """A kernel that a CUDA device runs past PyTorch."""
 
-    @abstractmethod
+    __slots__ = ()
+
     def __call__(self, *tensors: torch.Tensor) -> None:
         """By PyTorch's operators."""
+        raise NotImplementedError
 
-    @abstractmethod
     def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
         """The same on a stream."""
+        raise NotImplementedError
 
 
 class CudaBackend(Backend):
@@ -95,11 +100,10 @@ class CudaBackend(Backend):
         self._streams = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
         self.d2h, self.h2d = (stream.cuda_stream for stream in self._streams)
         self.driver = Driver(index)
-        self.record = Events(self.driver).recorded  # type: ignore[method-assign]
+        events = Events(self.driver)
+        self.record, self.follow = events.recorded, events.followed  # type: ignore[method-assign]
+        self.compute = partial(current_stream, index)  # type: ignore[method-assign]
         self._work = torch.empty(0, dtype=torch.uint8)
-
-    def compute(self) -> int:
-        return current_stream(self._index)
 
     def torch_stream(self, stream: int) -> torch.cuda.Stream:
         """PyTorch's form of a stream, for ``torch.cuda.stream``."""

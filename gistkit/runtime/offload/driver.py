@@ -113,6 +113,21 @@ class Events:
             self._driver.again(code, self._driver.record, event.handle, stream)
         return event
 
+    def followed(self, stream: int, other: int) -> None:
+        """The stream waits for all that the other one holds now, by an event that is free again at once."""
+        driver, free = self._driver, self._free
+        try:
+            handle = free.pop()
+        except IndexError:
+            handle = driver.event()
+        code = driver.record(handle, other)
+        if code:
+            driver.again(code, driver.record, handle, other)
+        code = driver.wait(stream, handle, 0)
+        if code:
+            driver.again(code, driver.wait, stream, handle, 0)
+        free.append(handle)
+
     def __del__(self) -> None:
         for handle in self._free:
             self._driver.destroy(handle)

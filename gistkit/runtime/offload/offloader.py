@@ -43,7 +43,7 @@ class Offloader:
     def __init__(
         self, backend: Backend, arena_bytes: int, run_ahead_bytes: int, arrival_bytes: int, lane_bytes: int = 0
     ) -> None:
-        self.backend = backend
+        self.backend, self._index = backend, backend.device.index
         self.arena = PinnedArena(backend, arena_bytes)
         self.lanes = Lanes(backend, self.arena, lane_bytes)
         self._run_ahead_bytes, self._arrival_bytes = run_ahead_bytes, arrival_bytes
@@ -73,16 +73,20 @@ class Offloader:
         with self._locked():
             if not self._open:
                 raise _shut()
-            if self._outgoing or self._ended:
-                self._collect()
+            while self._ended:
+                self._end(self._ended.popleft())
             form = shipment = None
             if isinstance(what, Encoded):
-                form, shipment, payload = what.over(()), self.lanes.shipment(what), what.payload
-                tensors = payload if shipment is not None else tuple([_dense(t) for t in payload])
+                form, (tensors, pending, spill) = what.over(()), what.state()
+                if pending and spill is None:
+                    shipment = self.lanes.shipment(what.codec, tensors)
+                if shipment is None:
+                    tensors = tuple([_dense(t) for t in tensors])
             else:
                 tensors = (_dense(what),)
             record = Record(self.backend.compute(), tensors, shipment)
-            record.span = self.arena.take(record.span_bytes)
+            if shipment is None:
+                record.span = self.arena.take(record.nbytes)
             try:
                 self._send(record)
             except BaseException:
@@ -127,16 +131,15 @@ class Offloader:
             self.lanes.clear()
 
     def _send(self, record: Record) -> None:
-        backend, span = self.backend, record.span
-        assert span is not None
-        backend.wait(backend.d2h, backend.record(record.stream))
+        backend, span, shipment = self.backend, record.span, record.shipment
+        backend.follow(backend.d2h, record.stream)
         if self._last_read is not None:
             backend.wait(backend.d2h, self._last_read[1])
             self._last_read = None
-        shipment = record.shipment
         if shipment is not None:
-            shipment.ship(record.tensors, span)
+            shipment.ship(record.tensors)
         else:
+            assert span is not None
             backend.run(backend.d2h, LayOut(record.parts, span.start), span.chunk.memory, *record.tensors)
         sent = backend.record(backend.d2h)
         if shipment is not None:
@@ -176,13 +179,16 @@ class Offloader:
 
     def _give_span(self, record: Record) -> None:
         """What is sent there next overwrites it: behind the fetch from it, if there was one."""
-        if record.span is not None:
-            span, record.span = record.span, None
+        span, shipment, arrived = record.span, record.shipment, record.arrived
+        if shipment is not None and not shipment.ended:
+            shipment.ended = True
+        elif span is not None:
+            record.span = None
             span.chunk.give(span.start, span.stop)
-            if record.shipment is not None:
-                record.shipment.ended = True
-            if record.arrived is not None and (self._last_read is None or self._last_read[0] < record.arrived[0]):
-                self._last_read = record.arrived
+        else:
+            return
+        if arrived is not None and (self._last_read is None or self._last_read[0] < arrived[0]):
+            self._last_read = arrived
 
     def prefetch(self, record: Record) -> bool:
         with self._locked():
@@ -211,7 +217,7 @@ class Offloader:
                     raise _shut()
                 if record.shipment is not None:
                     record.shipment.known()  # which makes it as small as what is stored
-                record.nbytes = record.arrival_bytes
+                    record.nbytes = record.shipment.nbytes
                 self._fetch(record)
             if record.state is State.ARRIVING:
                 self._take(record)
@@ -237,9 +243,11 @@ class Offloader:
 
     def _fetched(self, record: Record) -> bool:
         """Begin to fetch what is on the host, where its size is known and there is room for it; whether that was so."""
-        if record.shipment is not None and not record.shipment.known():
-            return False
-        record.nbytes = record.span_bytes if record.shipment is None else record.arrival_bytes
+        shipment = record.shipment
+        if shipment is not None:
+            if not shipment.known():
+                return False
+            record.nbytes = shipment.nbytes
         if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
             return False
         try:
@@ -250,12 +258,13 @@ class Offloader:
 
     def _fetch(self, record: Record) -> None:
         backend, span, shipment = self.backend, record.span, record.shipment
-        assert span is not None
         buffer = backend.empty(record.nbytes, record.stream)
-        backend.wait(backend.h2d, backend.record(record.stream))
-        backend.run(backend.h2d, Bytes(0, span.start, record.span_bytes), buffer, span.chunk.memory)
+        backend.follow(backend.h2d, record.stream)
         if shipment is not None:
-            shipment.fetch(buffer, record.packed_start)
+            shipment.fetch(buffer)
+        else:
+            assert span is not None
+            backend.run(backend.h2d, Bytes(span.start, record.nbytes), buffer, span.chunk.memory)
         self._fetches += 1
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
@@ -274,16 +283,16 @@ class Offloader:
     def _on_stream(self, record: Record, stream: Stream) -> tuple[torch.Tensor, ...]:
         """The tensors, for work of that stream: copies in its own memory where it is not the put's."""
         backend = self.backend
-        backend.wait(stream, backend.record(record.stream))
+        backend.follow(stream, record.stream)
         parts, nbytes = laid_out(record.tensors)
         buffer = backend.empty(nbytes, stream)
         backend.run(stream, LayOut(parts, 0), buffer, *record.tensors)
-        backend.wait(record.stream, backend.record(stream))
+        backend.follow(record.stream, stream)
         return tuple([part.over(buffer) for part in parts])
 
     def _locked(self) -> AbstractContextManager[Any]:
         """Under the lock, and with the backend's device as this thread's current one: handles of streams mean that."""
-        index = self.backend.device.index
+        index = self._index
         if index is None or index == current_device():
             return self._lock
         both = ExitStack()

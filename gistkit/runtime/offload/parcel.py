@@ -14,7 +14,7 @@ from gistkit.errors import OffloadError
 from gistkit.runtime.offload.arena import Span
 from gistkit.runtime.offload.backends import Event, Stream
 from gistkit.runtime.offload.lanes import Shipment
-from gistkit.runtime.offload.parts import PART_ALIGNMENT_BYTES, laid_out
+from gistkit.runtime.offload.parts import laid_out
 
 
 class State(Enum):
@@ -38,22 +38,16 @@ State.ENDED.next = ()
 
 class Record:
     """One parcel: ``nbytes`` on the device as ``tensors``, the source or the arrival, whose memory is of the pool of
-    ``stream``, the compute stream of the put. ``parts`` lie in the span, ``span_bytes`` of it; what is packed on the
-    way lies elsewhere (``shipment``). ``versions`` are the source's at the put."""
+    ``stream``, the compute stream of the put. ``parts`` lie in the span; what is packed on the way lies in a lane
+    (``shipment``). ``versions`` are the source's at the put."""
 
     __slots__ = (
-        "arrived", "buffer", "fault", "nbytes", "parts", "shipment", "span", "span_bytes", "state", "stream", "tensors",
-        "versions",
+        "arrived", "buffer", "fault", "nbytes", "parts", "shipment", "span", "state", "stream", "tensors", "versions",
     )  # fmt: skip
 
     def __init__(self, stream: Stream, tensors: tuple[torch.Tensor, ...], shipment: Shipment | None = None) -> None:
         self.stream, self.tensors, self.shipment = stream, tensors, shipment
-        if shipment is None:
-            self.parts, self.span_bytes = laid_out(tensors)
-            self.nbytes = self.span_bytes
-        else:
-            self.parts, self.span_bytes = laid_out(shipment.kind.rest(tensors))
-            self.nbytes = laid_out(tensors)[1]
+        self.parts, self.nbytes = laid_out(tensors) if shipment is None else ((), shipment.kind.source_bytes)
         self.versions = versions_of(tensors)
         self.state = State.OUTGOING
         self.span: Span | None = None
@@ -61,24 +55,12 @@ class Record:
         self.arrived: tuple[int, Event] | None = None  # fetches in order, and the event of this one
         self.fault = ""
 
-    @property
-    def packed_start(self) -> int:
-        """The byte of an arrival where what was packed begins."""
-        return -(-self.span_bytes // PART_ALIGNMENT_BYTES) * PART_ALIGNMENT_BYTES
-
-    @property
-    def arrival_bytes(self) -> int:
-        """Bytes of the device's memory that it comes back to."""
-        return self.span_bytes if self.shipment is None else self.packed_start + self.shipment.run_bytes
-
     def arrival(self) -> tuple[torch.Tensor, ...]:
-        assert self.buffer is not None
-        if len(self.parts) == 1 and self.shipment is None:
-            return (self.parts[0].over(self.buffer),)
-        tensors = tuple([part.over(self.buffer) for part in self.parts])
-        if self.shipment is None:
-            return tensors
-        return self.shipment.payload(tensors, self.buffer, self.packed_start)
+        buffer = self.buffer
+        assert buffer is not None
+        if self.shipment is not None:
+            return self.shipment.payload(buffer)
+        return tuple([part.over(buffer) for part in self.parts])
 
     def move(self, to: State) -> None:
         """Change the state. Raises OffloadError for a change that cannot be: a defect of the offloader."""
@@ -139,7 +121,10 @@ class Parcel:
     @property
     def host_bytes(self) -> int:
         """Bytes that it keeps on the host now."""
-        return 0 if self._record.span is None else self._record.span.stop - self._record.span.start
+        span, shipment = self._record.span, self._record.shipment
+        if shipment is not None:
+            return 0 if shipment.ended else shipment.nbytes
+        return 0 if span is None else span.stop - span.start
 
     def release(self) -> None:
         """Let go of the source, and of those put before it: work of the compute stream from now on waits for their

@@ -71,18 +71,16 @@ class LayOut(Direct):
 
 
 class Bytes(Direct):
-    """to, source: ``nbytes`` of uint8 memory from ``source_start`` on to where ``start`` is."""
+    """to, source: ``nbytes`` of uint8 memory, at least 1, from byte ``start`` of the source on."""
 
-    __slots__ = ("_nbytes", "_source_start", "_start")
+    __slots__ = ("_nbytes", "_start")
 
-    def __init__(self, start: int, source_start: int, nbytes: int) -> None:
-        self._start, self._source_start, self._nbytes = start, source_start, nbytes
+    def __init__(self, start: int, nbytes: int) -> None:
+        self._start, self._nbytes = start, nbytes
 
     def __call__(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        source_stop = self._source_start + self._nbytes
-        to[self._start : self._start + self._nbytes].copy_(source[self._source_start : source_stop])
+        to[: self._nbytes].copy_(source[self._start : self._start + self._nbytes])
 
     def enqueue(self, backend: CudaBackend, stream: int, tensors: tuple[torch.Tensor, ...]) -> None:
         to, source = tensors
-        if self._nbytes:
-            backend.copy(to.data_ptr() + self._start, source.data_ptr() + self._source_start, self._nbytes, stream)
+        backend.copy(to.data_ptr(), source.data_ptr() + self._start, self._nbytes, stream)

@@ -69,16 +69,17 @@ def _at(starts: list[tuple[int, int]], task: int) -> int:
 
 
 def _host_bytes(graph: SavedGraph, plan: Plan, sent: Iterable[Decision]) -> tuple[int, int]:
-    """(all of the arena, of it a lane). In the lane are the items of what is packed on its way: as planned, some more,
-    and room for the worst case of two that are in flight."""
-    whole_bytes, packed_bytes, most_bytes = 0, 0, 0
+    """(all of the arena, of it a lane). In the lane is what is packed on its way: its items as planned and some more,
+    words and counts, and room for the worst case of two that are in flight."""
+    whole_bytes, packed_bytes, known_bytes, most_bytes = 0, 0, 0, 0
     for d in sent:
         storage, codec = graph.storages[d.storage], CODECS[d.codec]
         density = plan.contract.densities.get(d.storage, 1.0)
         none, planned, most = (d.form.nbytes(numel(storage), item_bytes(storage.dtype), s) for s in (0.0, density, 1.0))
         within = isinstance(codec, Sparse) and codec.packs_within
-        whole_bytes += none if within else planned
+        whole_bytes += 0 if within else planned
         packed_bytes += planned - none if within else 0
+        known_bytes += none if within else 0
         most_bytes = max(most_bytes, most if within else 0)
-    lane_bytes = int(SLACK * packed_bytes) + 2 * most_bytes
+    lane_bytes = int(SLACK * packed_bytes) + known_bytes + 2 * most_bytes
     return whole_bytes + lane_bytes, lane_bytes

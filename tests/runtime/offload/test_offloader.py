@@ -214,7 +214,10 @@ def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
     parcel = offloader.put(encoded.over(tuple(payload)))
     del payload
     device.finish()
+    assert parcel.host_bytes > x.nbytes and parcel.stored() == 70
+    assert parcel.host_bytes == 2 * 512 + 512  # words and counts, and 280 bytes of values
     got = parcel.get()
+    assert parcel.host_bytes == 0
     assert got.payload[2].numel() == got.nonzeros == 70 and parcel.device_bytes < 2000
     device.finish()
     assert torch.equal(codec("zvc").decode(got), x) and not device.violations
