@@ -34,7 +34,8 @@ def spill_origin(capacity: int) -> int:
 
 def columns_start(whole: int, capacity: int, item_bytes: int) -> int:
     """Bytes of the values' run, up to ALIGNMENT: where the columns' begins. ``whole``: elements of whole slots."""
-    return ceil_div(_run_items(whole, capacity) * item_bytes, ALIGNMENT) * ALIGNMENT
+    items = 0 if capacity >= whole else whole - spill_origin(capacity)
+    return ceil_div(items * item_bytes, ALIGNMENT) * ALIGNMENT
 
 
 def spill_bytes(whole: int, capacity: int, item_bytes: int, columns: bool) -> int:
@@ -46,7 +47,3 @@ def packed_bytes(total: int, item_bytes: int, columns: bool) -> int:
     """Bytes of ``total`` packed items in a lane: the values' run and csr's columns' run, each up to ALIGNMENT."""
     blocks = -(-total * item_bytes // ALIGNMENT) + (-(-total // ALIGNMENT) if columns else 0)
     return blocks * ALIGNMENT
-
-
-def _run_items(whole: int, capacity: int) -> int:
-    return 0 if capacity >= whole else whole - spill_origin(capacity)
