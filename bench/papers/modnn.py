@@ -22,7 +22,7 @@ from gistkit.errors import BudgetError
 from gistkit.ir.plan import Plan
 from gistkit.planning.cost.devices import GIB
 from gistkit.planning.policies.modnn.modnn import Schedule
-from gistkit.planning.policies.modnn.sub_batch import least_bytes
+from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch
 from gistkit.planning.policies.vdnn import vdnn, vdnn_dyn, vdnn_plus
 from gistkit.planning.simulate.simulator import Simulation, simulate
 
@@ -74,7 +74,7 @@ class Case(LibraryStep):
 
     @cached_property
     def bound_bytes(self) -> int:
-        return least_bytes(self.graph, self.costs, paper_tdfg, batch_norm=True)["reassociated"]
+        return choose_sub_batch(self.graph, self.costs, 2**62, rule=paper_tdfg, batch_norm=True)[1]["reassociated"]
 
     @cached_property
     def modnn(self) -> Schedule:

@@ -96,17 +96,12 @@ def codec_cases() -> list[Case]:
         sparse, floats = isinstance(codec, Sparse), codec.dtypes is None or torch.float32 in codec.dtypes
         densities = (0.5, 0.1) if name in ("zvc", "csr") else (0.5,)
         dtypes = None if floats else codec.dtypes
-        for direction in _directions(codec):
+        within = ["encode_within"] if isinstance(codec, Sparse) and codec.packs_within else []
+        for direction in ("encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)):
             make = _codec_workload(codec, direction)
             loss = codec.relative_error
             cases.append(Case(name, direction, "codec", make, dtypes, densities, False, sparse, codec.lossless, loss))
     return cases
-
-
-def _directions(codec: Codec) -> list[str]:
-    sparse = isinstance(codec, Sparse)
-    within = ["encode_within"] if sparse and codec.packs_within else []
-    return ["encode", *["pack"] * sparse, *within, "decode", *["relu_backward"] * _masks(codec)]
 
 
 def _masks(codec: Codec) -> bool:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-"""What has no rows and goes to every sub-batch as it is."""
+from gistkit.capture.calls import PLAIN
 
 
 def spread(inputs: Any) -> tuple[tuple, dict[str, Any]]:

@@ -99,17 +99,12 @@ def _find(graph: SavedGraph, costs: CostTable, times: StepTimes | None, options:
         budget_bytes = parse_budget(options.budget, plain.peak_bytes)
     words = {name: getattr(options, name) for name in ("fidelity", "lossy", "per_sub_batch_norm")}
     with Console(stderr=True).status("planning"):
-        rows = compare(graph, costs, budget_bytes, words)
+        rows = [_row(name, graph, costs, budget_bytes, words) for name in POLICIES]
     return Findings(graph, costs, times, budget_bytes, rows)
 
 
-def compare(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> list[Row]:
-    """Every policy under the same budget, in the order of the registry; ``words`` are the settings of
-    :func:`gistkit.api.plan_graph`, of which each policy takes what it knows."""
-    return [_row(name, graph, costs, budget_bytes, words) for name in POLICIES]
-
-
 def _row(name: str, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, words: Mapping) -> Row:
+    """A policy under the budget; of ``words``, settings of :func:`gistkit.api.plan_graph`, it takes what it knows."""
     given = dict(words)
     if words["lossy"] is not None and not accepts(name, "lossy"):
         given |= {"lossy": None, "fidelity": "reassociated"}

@@ -151,19 +151,14 @@ def refused(
     least = least_bytes(graph, costs, **given, known=own if policy == "optimal" else {})
     if policy == "optimal":
         return BudgetError(budget_bytes, least, remedy(budget_bytes, least, asked, narrow))
-    todo = instead(budget_bytes, least, asked, narrow)
+    todo = 'policy="optimal" fits'
+    if least[asked] > budget_bytes:
+        todo = f'with policy="optimal" {remedy(budget_bytes, least, asked, narrow)}'
     if isinstance(why, Plan):
         text = f'policy="{policy}" needs {why.peak_bytes} bytes ({why.peak_bytes / 2**20:.1f} MiB)'
         return BudgetError(budget_bytes, least, f"{text}; {todo}")
     own = {name: own.get(name, own["reassociated"]) for name in FIDELITIES}
     return BudgetError(budget_bytes, own, f'by policy="{policy}": {why.remedy}; {todo}')
-
-
-def instead(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:
-    """What `optimal` can do where another policy has no plan within the budget; arguments as for :func:`remedy`."""
-    if least[asked] <= budget_bytes:
-        return 'policy="optimal" fits'
-    return f'with policy="optimal" {remedy(budget_bytes, least, asked, narrow)}'
 
 
 def remedy(budget_bytes: int, least: Mapping[str, int], asked: str, narrow: str) -> str:

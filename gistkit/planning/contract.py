@@ -125,16 +125,13 @@ def _check_calls(contract: Contract, graph: SavedGraph, autocast: str | None = N
         if 0 in got.shape and 0 not in expected.shape:
             raise PlanMismatchError(texts[0], f"{texts[1]}, an empty one", "leave empty batches out")
         if expected.geometry != got.geometry:
-            wanted, had = (f"call {i} to be {_name(c)}{_arguments(c)}" for c in (expected, got))
+            given = (", ".join(f"{name}={value}" for name, value in c.geometry.items()) for c in (expected, got))
+            wanted, had = (f"call {i} to be {_name(c)} ({g})" for c, g in zip((expected, got), given, strict=True))
             raise PlanMismatchError(wanted, had, AGAIN)
 
 
 def _name(call: PlannedCall) -> str:
     return f"{call.op}{f' of {call.module!r}' if call.module else ''}"
-
-
-def _arguments(call: PlannedCall) -> str:
-    return f" ({', '.join(f'{name}={value}' for name, value in call.geometry.items())})"
 
 
 def _result(index: int, call: PlannedCall | None, calls: Sequence[PlannedCall]) -> str:

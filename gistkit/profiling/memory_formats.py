@@ -45,7 +45,8 @@ def _workspace(task: Task, conv: ConvShape, rows: int, device: torch.device) -> 
     x, weight = made(rows, conv.c, conv.h, conv.w), made(conv.k, conv.c // conv.groups, *conv.kernel)
     y = made(rows, conv.k, conv.out_h, conv.out_w)
     sides = zip((conv.h, conv.w), (conv.out_h, conv.out_w), conv.kernel, conv.stride, conv.dilation, strict=True)
-    padding = [_padding(*side) for side in sides]
+    # the least of one side's ends with which the convolution gives its result
+    padding = [max(0, -(-((out - 1) * step + apart * (k - 1) + 1 - n) // 2)) for n, out, k, step, apart in sides]
     options = list(conv.stride), padding, list(conv.dilation), False, [0, 0], conv.groups
     torch.cuda.reset_peak_memory_stats(device)
     if task.phase == "forward":
@@ -58,8 +59,3 @@ def _workspace(task: Task, conv: ConvShape, rows: int, device: torch.device) -> 
     passing_bytes = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     del results  # not before: what it makes is no workspace
     return passing_bytes
-
-
-def _padding(size: int, out: int, kernel: int, stride: int, dilation: int) -> int:
-    """The least padding of one side's ends with which a convolution gives ``out``."""
-    return max(0, -(-((out - 1) * stride + dilation * (kernel - 1) + 1 - size) // 2))

@@ -10,7 +10,7 @@ import torch
 from gistkit.compiled import GraphRecord, Kept, records_of, records_of_traced
 from gistkit.errors import CompressError
 from gistkit.report.tables import hundredths, kept_table, rendered
-from gistkit.runtime import Denser, Row, StepStats, compressed_forward, denser
+from gistkit.runtime import Denser, StepStats, compressed_forward, denser
 
 WIDTH = 150
 NOTHING = (
@@ -71,9 +71,9 @@ class CompiledReport:
         for name, count in (item for graph in self.graphs for item in graph.rewrites):
             done[name] = done.get(name, 0) + count
         rewrites = [f"rewritten before the cut: {', '.join(f'{n} {name}' for name, n in done.items())}"] if done else []
-        columns = ("storage", "made by", "shape", "dtype", "form")
+        columns = {"storage": "name", "made by": "op", "shape": "shape", "dtype": "dtype", "form": "form"}
         title = "kept for backward by compiled graphs, largest first"
-        shown = kept_table(title, columns, self.rows, _graph_cells, "report.rows")
+        shown = kept_table(title, columns, self.rows, "report.rows")
         return rendered([shown, self._totals(), *rewrites, *self.notes], WIDTH)
 
     def _totals(self) -> str:
@@ -83,10 +83,6 @@ class CompiledReport:
             f"{hundredths(self.plain_bytes)} MiB{ratio}; predicted peak of a step {hundredths(self.peak_bytes)} MiB, "
             f"torch.compile {hundredths(max(g.plain_peak_bytes for g in self.graphs))} MiB"
         )
-
-
-def _graph_cells(r: Kept) -> tuple[str, ...]:
-    return r.name, r.op, "x".join("?" if d < 0 else str(d) for d in r.shape), r.dtype, r.form
 
 
 @dataclass(frozen=True)
@@ -160,8 +156,8 @@ class Report:
         promise = [] if self.budget is None else self.budget.lines()
         stats, parts = self.stats, ["no training forward yet", *promise]
         if stats is not None:
-            columns, where = ("module", "op", "shape", "codec"), "report.stats.rows"
-            shown = kept_table("kept for backward, largest first", columns, stats.rows, _cells, where)
+            columns = {name: name for name in ("module", "op", "shape", "codec")}
+            shown = kept_table("kept for backward, largest first", columns, stats.rows, "report.stats.rows")
             parts = [shown, self._totals(stats), *promise, *stats.notes]
         return rendered([*parts, *self.notes], WIDTH)
 
@@ -175,10 +171,6 @@ class Report:
         if self.ratio is not None and self.ratio < 1.05:
             gain += " - nothing gained; the column 'why' says for each tensor what stands in the way"
         return text + gain
-
-
-def _cells(r: Row) -> tuple[str, ...]:
-    return r.module, r.op, "x".join(map(str, r.shape)), r.codec
 
 
 def report(model: torch.nn.Module) -> Report | CompiledReport:

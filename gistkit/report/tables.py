@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -51,12 +51,15 @@ def table(title: str, *columns: str, wrap: bool = False, **style) -> Table:
     return made
 
 
-def kept_table(title: str, columns: Iterable[str], rows: Iterable[Any], cells: Callable, where: str) -> Table:
-    """A table of kept tensors: what ``cells`` says of the largest, plain and kept bytes and why; ``where`` all are."""
+def kept_table(title: str, columns: Mapping[str, str], rows: Iterable[Any], where: str) -> Table:
+    """A table of kept tensors: of the largest, by column, an attribute; plain and kept bytes and why; ``where`` all
+    are."""
     shown = table(title, *columns, ">plain MiB", ">kept MiB", "why", wrap=True)
     ordered = sorted(rows, key=lambda r: -max(r.plain_bytes, r.kept_bytes))
     for r in ordered[:SHOWN]:
-        shown.add_row(*cells(r), hundredths(r.plain_bytes), hundredths(r.kept_bytes), r.reason)
+        found = {**vars(r), "shape": "x".join("?" if d < 0 else str(d) for d in r.shape)}
+        cells = (found[name] for name in columns.values())
+        shown.add_row(*cells, hundredths(r.plain_bytes), hundredths(r.kept_bytes), r.reason)
     if rest := ordered[SHOWN:]:
         sums = (hundredths(sum(r.plain_bytes for r in rest)), hundredths(sum(r.kept_bytes for r in rest)))
         blank = [""] * (len(shown.columns) - 4)

@@ -153,19 +153,15 @@ class Engine:
         return out
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
-        if self.plan is None:
-            state = self._trainable(model)
+        if self.plan is None:  # which parameters need a gradient, a byte each; the hash of bytes is kept with them
+            if self.steps % PARAMETERS_EVERY == 0 or not self._parameters:
+                self._parameters = list(model.parameters())
+            state = bytes(map(_needs_gradient, self._parameters))
         else:  # a number, as keys are looked up several times
             state = self._states.setdefault(state_kinds(model), len(self._states))
         key = (*signature(args, kwargs), state)
         few = key in self._programs or len(self._programs) < PLANS
         return key if few else (*signature(args, kwargs, ()), state)
-
-    def _trainable(self, model: torch.nn.Module) -> bytes:
-        """Which parameters need a gradient, a byte each; the hash of bytes is kept with them."""
-        if self.steps % PARAMETERS_EVERY == 0 or not self._parameters:
-            self._parameters = list(model.parameters())
-        return bytes(map(_needs_gradient, self._parameters))
 
     def _program(self, key: tuple, model: torch.nn.Module, args: tuple, kwargs: dict) -> Program | None:
         if self.plan is not None and self._budget is not None:

@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gistkit.capture import tensors_in
+
 # Python's torch.tensor fills its storage before the dispatcher first sees it, as the argument of this operator.
 _FRESH_INPUT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 
@@ -126,15 +128,15 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        given = () if func in _FRESH_INPUT else map(self._storage, _tensors((*args, *kwargs.values())))
+        given = () if func in _FRESH_INPUT else map(self._storage, tensors_in((args, kwargs)))
         outside = {s._cdata for s in given if s is not None}  # their views do not count, unless they do themselves
         result = func(*args, **kwargs)
         with self._lock:
-            for tensor in _tensors((result,)):
+            for tensor in tensors_in(result):
                 self._count(tensor, outside)
             schema = getattr(func, "_schema", None)
             if schema is None or schema.is_mutable:
-                self._grown(_tensors((*args, *kwargs.values())))
+                self._grown(tensors_in((args, kwargs)))
             if self._keeps_timeline or self._most_bytes > self._peak_bytes:
                 self._peak_bytes = max(self._peak_bytes, self._poll())
             if self._keeps_timeline:
@@ -173,15 +175,3 @@ class LiveBytes(TorchDispatchMode):
         if (isinstance(tensor, FakeTensor) and not self._counts_fake) or tensor.device.type == "meta":
             return None
         return tensor.untyped_storage()
-
-
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += _tensors(value)
-        elif isinstance(value, dict):
-            found += _tensors(value.values())
-    return found

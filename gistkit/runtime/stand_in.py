@@ -159,15 +159,12 @@ class CompressedForward:
         shallow = sys._getframe(1).f_code is copy.copy.__code__
         return made, given, *(self._carried(item, shallow) if isinstance(item, dict) else item for item in rest)
 
-    def _without_stand_in(self, attributes: dict[str, Any]) -> dict[str, Any]:
-        if attributes.get(STAND_IN) is not self:
-            return attributes
-        return {n: value for n, value in attributes.items() if n not in ("forward", STAND_IN, *_COPYING)}
-
     def _carried(self, attributes: dict[str, Any], shallow: bool) -> dict[str, Any]:
-        if shallow:
-            return self._without_stand_in(attributes) | {"forward": functools.partial(_refuse, _SHALLOW)}
-        return attributes | {"forward": self} if self._is_outermost else attributes
+        if not shallow:
+            return attributes | {"forward": self} if self._is_outermost else attributes
+        left_out = (STAND_IN, *_COPYING) if attributes.get(STAND_IN) is self else ()
+        kept = {name: value for name, value in attributes.items() if name not in left_out}
+        return kept | {"forward": functools.partial(_refuse, _SHALLOW)}
 
 
 def _announce(number: str) -> str:

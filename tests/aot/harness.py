@@ -138,6 +138,14 @@ def compile_kernel(
     return Compiled(built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
 
 
+def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> None:
+    """No stack, subnormals survive, and no more instructions an element than its bytes leave time for."""
+    assert compiled.stack_bytes == 0
+    assert compiled.count("DSETP") == 0, "fp64 takes 64 times as long on many GPUs"
+    assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormals survive"
+    assert instructions <= INSTRUCTIONS_PER_BYTE * bytes_moved
+
+
 def per_element(compiled: Compiled | Sequence[str], elements_per_program: int, num_warps: int = 4) -> float:
     """Lane-instructions an element: each of the listing's instructions runs once in every lane of the program."""
     lines = compiled.sass_lines if isinstance(compiled, Compiled) else compiled

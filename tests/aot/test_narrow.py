@@ -4,7 +4,7 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
 from gistkit.kernels.narrow import narrow as kernels
-from tests.aot.harness import INSTRUCTIONS_PER_BYTE, ITEM_BYTES, Compiled, compile_kernel, per_element
+from tests.aot.harness import ITEM_BYTES, Compiled, assert_lean, compile_kernel, per_element
 
 CODES = {"fp16": ("*i16", 2), "fp8": ("*u8", 1)}
 
@@ -23,12 +23,6 @@ def shape(dtype: str, fmt: str, scaled: bool) -> dict:
     """Constants of both kernels of an unpacked format."""
     rows, columns = (kernels.BLOCK_ROWS, 128) if scaled else (ROWS[ITEM_BYTES[dtype]], 8)
     return {"FMT": fmt, "SCALED": scaled, "ROWS": rows, "COLUMNS": columns}
-
-
-def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> None:
-    assert compiled.stack_bytes == 0
-    assert not any(".FTZ" in line for line in compiled.sass_lines), "subnormals survive"
-    assert instructions <= INSTRUCTIONS_PER_BYTE * bytes_moved
 
 
 @pytest.mark.parametrize(

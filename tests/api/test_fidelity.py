@@ -1,6 +1,5 @@
 """gistkit.fidelity: the harmful stash is named first, exact ones bring no error, nothing of the caller's changes."""
 
-import copy
 import json
 from math import hypot
 
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from tests.support.tensors import same_bits
+from tests.support.training import unchanged
 
 
 class Binades(nn.Module):
@@ -54,11 +53,9 @@ def test_formats_are_ordered_by_their_bits():
 def test_nothing_of_the_callers_changes():
     model, (x, y) = chain(True), data()
     model[0].weight.grad = torch.ones_like(model[0].weight)
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy)
-    assert torch.equal(state, torch.get_rng_state()) and torch.equal(model[0].weight.grad, torch.ones(8, 3, 3, 3))
-    assert all(same_bits(a, b) for a, b in zip(before.values(), model.state_dict().values(), strict=True))
-    assert model[2].weight.grad is None and not hasattr(model.forward, "engine")
+    with unchanged(model):
+        gistkit.fidelity(model, x, y, loss_fn=F.cross_entropy)
+    assert not hasattr(model.forward, "engine")
 
 
 def test_a_plan_and_its_figures(tmp_path):

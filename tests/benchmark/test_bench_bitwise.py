@@ -2,17 +2,9 @@
 
 import json
 
-import pytest
 import torch
 
 from bench import bitwise
-
-
-@pytest.fixture
-def deterministic():
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    yield
-    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 def run(tmp_path):
@@ -21,13 +13,13 @@ def run(tmp_path):
     return status, [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_a_network_of_the_zoo(tmp_path, deterministic):
+def test_a_network_of_the_zoo(tmp_path):
     status, (row,) = run(tmp_path)
     assert status == 0 and row["equal"] and row["differs"] == ""
     assert (row["model"], row["steps"]) == ("squeezenet", 1) and row["plain_bytes"] > 2 * row["kept_bytes"]
 
 
-def test_one_bit_is_seen(tmp_path, deterministic, monkeypatch):
+def test_one_bit_is_seen(tmp_path, monkeypatch):
     trained, calls = bitwise.trained, []
 
     def nudged(model, data):

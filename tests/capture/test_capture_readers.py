@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.capture.entry import capture
 from gistkit.planning.cost.times import step_fingerprint
-from tests.support.graphs import Double, captured, conv, fake_batch, ops, output_of, saves_of, the  # fmt: skip
+from tests.support.graphs import Double, Unsaved, captured, conv, fake_batch, ops, output_of, saves_of, the
 from tests.support.models import Call
 
 
@@ -44,25 +44,13 @@ def test_custom_functions_are_found_by_their_nodes():
     assert graph.storages[doubled].kind == "activation"
 
 
-class Silent(torch.autograd.Function):
-    """Reads its input without a trace but its edge."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 def test_a_function_that_saves_nothing_is_read_from_its_edge():
     def forward(m, x):
         y = F.relu(m[0](x))
-        return F.max_pool2d(y, 2), Silent.apply(y)
+        return F.max_pool2d(y, 2), Unsaved.apply(y)
 
     graph = captured(forward, conv())
-    assert the(graph, "Silent").reads == (output_of(graph, "relu"),)
+    assert the(graph, "Unsaved").reads == (output_of(graph, "relu"),)
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,6 @@ def made():
     return nn.Sequential(*(m for conv in convs for m in (conv, nn.ReLU())), nn.Flatten(), nn.Linear(64 * 8**2, 10))
 
 
-def colours_of(picture):
-    with Image.open(picture) as image:
-        assert image.size == (1350, 840)
-        return {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
-
-
 def test_profile(tmp_path, capsys):
     picture, numbers = tmp_path / "new" / "memory.png", tmp_path / "new" / "profile.json"
     assert cli.main(["profile", *SMALL, "--plot", str(picture), "--json", str(numbers)]) == 0
@@ -50,7 +44,9 @@ def test_profile(tmp_path, capsys):
     raw = json.loads(numbers.read_text())
     assert raw["batch"] == 4 and raw["stashed_bytes"]["relu_pool"] == 4 * 16 * 32 * 32 * 4
     colours = [bytes.fromhex(CLASS_COLOURS[name][1:]) for name in ("weights", "stashed", "gradient_maps")]
-    assert set(map(tuple, colours)) <= colours_of(picture)
+    with Image.open(picture) as image:
+        assert image.size == (1350, 840)
+        assert set(map(tuple, colours)) <= {colour for _, colour in image.convert("RGB").getcolors(1 << 24)}
 
 
 def test_plan(tmp_path, capsys):

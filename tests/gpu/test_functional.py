@@ -1,5 +1,7 @@
 """gistkit.functional against PyTorch's on CUDA; pools, which CUDA adds up in any order, against the CPU's."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,27 +9,10 @@ import torch.nn.functional as F
 from gistkit import functional
 from gistkit.nn.norm import rebuild_candidates
 from tests.gpu.waiting import no_synchronisation
-from tests.support.nn_cases import DTYPES, laid_out, planted, same_bits
+from tests.support.nn_cases import DTYPES, assert_same, laid_out, planted, run, same_bits
 
 LAYOUTS = ("contiguous", "channels_last")
-
-
-def _results(f, tensors, special=False, device="cuda"):
-    """Output, gradients and the device's random state afterwards."""
-    torch.manual_seed(11)
-    leaves = [None if x is None else x.detach().to(device).requires_grad_(x.requires_grad) for x in tensors]
-    y = f(*leaves)
-    state = torch.cuda.get_rng_state()
-    torch.manual_seed(12)
-    grad = planted(y.shape, y.dtype, special).to(device)
-    needing = [x for x in leaves if x is not None and x.requires_grad]
-    return [y.detach(), *torch.autograd.grad(y, needing, grad), state]
-
-
-def _assert_same(own, plain, tensors, special=False, nan_payloads=True):
-    got, want = _results(own, tensors, special), _results(plain, tensors, special)
-    same = [same_bits(a, b, nan_payloads or a.dtype == torch.uint8) for a, b in zip(got, want, strict=True)]
-    assert all(same), (same, [(x.shape, x.stride(), x.dtype) for x in tensors if x is not None])
+_assert_same = partial(assert_same, special=False, device="cuda")
 
 
 def _leaf(shape, dtype=torch.float32, layout="contiguous", special=False):
@@ -61,7 +46,7 @@ def test_pools(dtype, layout, windows):
             rectified,
         ),
     ):
-        y, grad_x, _ = _results(own, [x])
+        y, grad_x, _ = run(own, [x], special=False, device="cuda")
         # on CUDA sums of bf16 and fp16 gradients are formed in fp32, in row-major order, and rounded once
         want, want_grad = _pool_oracle(plain, x)
         assert same_bits(y.cpu(), want) and same_bits(grad_x.cpu(), want_grad)

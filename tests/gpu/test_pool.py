@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from gistkit.kernels import ops
 from gistkit.kernels.layout import is_channels_last
 from gistkit.kernels.pool import operators as pool
-from gistkit.kernels.reference import pool as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
+from tests.support.kernel_laws import assert_pool_backward, assert_pool_forward
 from tests.support.pool_cases import (
     COMMON_WINDOWS,
     DTYPES,
@@ -29,17 +29,8 @@ LARGE_WINDOWS = (*COMMON_WINDOWS, ((3, 3), (1, 1), (1, 1)), ((5, 4), (3, 2), (2,
 @settings(max_examples=60)
 @given(pool_cases(max_size=20))
 def test_device_equals_oracle(case):
-    y, codes = ops.maxpool_forward(case.x.cuda(), *case.forward_args[1:])
-    expected_y, expected_codes = reference.maxpool_forward(*case.forward_args)
-    if case.relu and not relu_keeps_negative_zero(case.x.cuda()):
-        positive_zeros(expected_y)
-    assert_same_bits(y, expected_y)
-    assert torch.equal(codes.cpu(), expected_codes)
-    grad_y = case.gradient(expected_y)
-    grad_x = ops.maxpool_backward(*case.backward_args(grad_y.cuda(), codes))
-    # the device adds in fp32 and rounds once
-    expected = reference.maxpool_backward(*case.backward_args(grad_y.float(), expected_codes)).to(grad_y.dtype)
-    assert_same_bits(grad_x, expected)
+    keep_zero = bool(relu_keeps_negative_zero(case.x.cuda()))
+    assert_pool_backward(ops, case, *assert_pool_forward(ops, case, "cuda", keep_zero))
 
 
 def _large(dtype, layout, windows, channels=96) -> PoolCase:
@@ -85,10 +76,7 @@ def test_16_bit_maxima_are_the_bits_of_the_input(level, relu, keep_zero, dtype, 
     x = any_bits((4, 16, 57, 60), dtype, 5).contiguous(memory_format=layout)
     for bits, zero_code in ((8, relu), (4, not relu)):
         case = PoolCase(x, windows, False, relu, zero_code, bits)
-        y, codes = pool.maxpool_forward(x.cuda(), *case.forward_args[1:])
-        expected, expected_codes = reference.maxpool_forward(*case.forward_args)
-        assert torch.equal(codes.cpu(), expected_codes)
-        assert_same_bits(y, positive_zeros(expected) if relu and not keep_zero else expected)
+        y, codes = assert_pool_forward(pool, case, "cuda", keep_zero)
         if bits == 8 and not keep_zero:
             assert torch.equal(y.cpu().contiguous().view(torch.int16), bits_named(case, codes, y))
 

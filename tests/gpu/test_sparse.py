@@ -57,9 +57,7 @@ def every_pattern(dtype: torch.dtype) -> torch.Tensor:
 
     With ties, both ends of the range, the least value that is not flushed, infinities and NaN of both signs among them.
     """
-    x = sixteen_bit_values(dtype)
-    if dtype == torch.float32:
-        x = torch.cat([x.view(torch.int32) | low for low in LOWER_HALVES]).view(dtype)
+    x = sixteen_bit_values(dtype, LOWER_HALVES)
     return torch.cat((x, x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]))
 
 

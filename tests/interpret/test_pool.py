@@ -16,17 +16,8 @@ from hypothesis import strategies as st
 from gistkit.kernels.pool import geometry
 from gistkit.kernels.pool import operators as pool
 from gistkit.kernels.pool.tiles import divide, divisor
-from gistkit.kernels.reference import pool as reference
-from tests.support.pool_cases import (
-    COMMON_WINDOWS,
-    PoolCase,
-    any_bits,
-    assert_same_bits,
-    bits_named,
-    pool_cases,
-    values,
-)
-from tests.support.tensors import positive_zeros
+from tests.support.kernel_laws import assert_pool_backward, assert_pool_forward
+from tests.support.pool_cases import COMMON_WINDOWS, PoolCase, any_bits, bits_named, pool_cases, values
 
 KEYED = (*COMMON_WINDOWS[1:], ((3, 3), (1, 2), (1, 1)), ((2, 3), (2, 2), (0, 1)))
 
@@ -36,17 +27,8 @@ def check(case: PoolCase) -> None:
     for keep_zero in (False, True) if case.relu else (True,):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "relu_keeps_negative_zero", lambda x, answer=keep_zero: answer)
-            y, codes = pool.maxpool_forward(*case.forward_args)
-        expected_y, expected_codes = reference.maxpool_forward(*case.forward_args)
-        assert_same_bits(y, expected_y if keep_zero else positive_zeros(expected_y))
-        assert y.stride() == expected_y.stride()
-        assert torch.equal(codes, expected_codes)
-
-    grad_y = case.gradient(y)
-    grad_x = pool.maxpool_backward(*case.backward_args(grad_y, codes))
-    expected = reference.maxpool_backward(*case.backward_args(grad_y.float(), codes)).to(grad_y.dtype)
-    assert_same_bits(grad_x, expected)
-    assert grad_x.stride() == expected.stride()
+            y, codes = assert_pool_forward(pool, case, "cpu", keep_zero)
+    assert_pool_backward(pool, case, y, codes)
 
 
 @settings(max_examples=30)
@@ -128,10 +110,7 @@ def test_16_bit_maxima_are_the_bits_of_the_input(relu, keep_zero, dtype, layout,
     monkeypatch.setattr(pool, "relu_keeps_negative_zero", lambda x: keep_zero)
     x = any_bits((1, 8, 16, 24), dtype, 5).contiguous(memory_format=layout)
     case = PoolCase(x, windows, False, relu, relu, 8)
-    y, codes = pool.maxpool_forward(*case.forward_args)
-    expected, expected_codes = reference.maxpool_forward(*case.forward_args)
-    assert torch.equal(codes, expected_codes)
-    assert_same_bits(y, positive_zeros(expected) if relu and not keep_zero else expected)
+    y, codes = assert_pool_forward(pool, case, "cpu", keep_zero)
     # where the ReLU stops a window no code names the zero
     assert keep_zero or torch.equal(y.contiguous().view(torch.int16), bits_named(case, codes, y))
 

@@ -7,7 +7,7 @@ import torch
 
 from gistkit.kernels import compat
 from gistkit.kernels.launch import tiling
-from gistkit.kernels.launch.tiling import Repeated
+from gistkit.kernels.launch.tiling import Ready
 
 X, Y = torch.empty(64), torch.empty(64)
 N = 3 * 16
@@ -80,36 +80,38 @@ def kernel(monkeypatch):
     return Kernel()
 
 
-def repeated(kernel, device=0):
-    return Repeated(kernel, 5, device, (48,), ROWS=256, ALIGNED=True)
+def ready(kernel, device=0):
+    return Ready(kernel, device, ROWS=256, ALIGNED=True)
 
 
-def addresses(*tensors):
-    return tuple(t.data_ptr() for t in tensors)
+def is_ready(launch, *tensors):
+    """Whether it launches at the tensors' addresses."""
+    return launch.at(5, tuple(t.data_ptr() for t in tensors), (48,))
 
 
 def test_it_makes_the_same_call(kernel):
-    launch = repeated(kernel)
-    assert not launch.at(*addresses(X, Y)) and not kernel.compiled, "nothing is known before the first"
-    launch.first(X, Y)
+    launch = ready(kernel)
+    assert not is_ready(launch, X, Y) and not kernel.compiled, "nothing is known before the first"
+    launch(5, (48,), X, Y)
     (compiled,) = kernel.compiled
-    assert not compiled.calls and launch.at(*addresses(X, Y))
+    assert not compiled.calls
+    launch(5, (48,), X, Y)
     tiling.launch_here(kernel, 5, 0, 4, (X, Y, 48), {"ROWS": 256, "ALIGNED": True})
     assert len(kernel.compiled) == 1 and compiled.calls[0] == compiled.calls[1]
 
 
 def test_addresses_of_another_kind_go_the_usual_way(kernel):
-    launch = repeated(kernel)
-    launch.first(X[1:], Y)
-    assert not launch.at(*addresses(X, Y)), "what was compiled for odd addresses serves no others"
-    launch.first(X, Y)
-    assert len(kernel.compiled) == 2 and launch.at(*addresses(X[4:], Y))
-    assert not launch.at(*addresses(X[1:], Y)) and not launch.at(*addresses(X, Y[2:]))
+    launch = ready(kernel)
+    launch.first(5, (X[1:], Y), (48,))
+    assert not is_ready(launch, X, Y), "what was compiled for odd addresses serves no others"
+    launch.first(5, (X, Y), (48,))
+    assert len(kernel.compiled) == 2 and is_ready(launch, X[4:], Y)
+    assert not is_ready(launch, X[1:], Y) and not is_ready(launch, X, Y[2:])
 
 
 def test_another_device_is_made_the_current_one(kernel, monkeypatch):
-    launch = repeated(kernel, device=1)
-    launch.first(X, Y)
-    assert not launch.at(*addresses(X, Y))
+    launch = ready(kernel, device=1)
+    launch.first(5, (X, Y), (48,))
+    assert not is_ready(launch, X, Y)
     monkeypatch.setattr(compat, "current_device", lambda: 1)
-    assert launch.at(*addresses(X, Y))
+    assert is_ready(launch, X, Y)

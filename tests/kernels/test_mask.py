@@ -9,23 +9,15 @@ from torch.nn import functional as F
 
 from gistkit.kernels import ops
 from gistkit.kernels.reference import mask as reference
-from tests.support.tensors import FLOATS, same_bits, values_of
+from tests.support.tensors import FLOATS, same_bits, sixteen_bit_values, values_of
 
 LENGTHS = st.one_of(st.integers(0, 40), st.integers(0, 2600))
 dtypes = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 
 
-def every_pattern(dtype: torch.dtype) -> torch.Tensor:
-    """All values of a 16-bit dtype; for fp32 those whose upper 16 bits take all patterns, with five lower halves."""
-    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32)
-    if dtype != torch.float32:
-        return upper.to(torch.int16).view(dtype)
-    return torch.cat([(upper << 16) + low for low in (0, 1, 0x7FFF, 0x8000, 0xFFFF)]).view(dtype)
-
-
 @dtypes
 def test_relu_and_its_mask_on_every_bit_pattern(dtype):
-    x = every_pattern(dtype)
+    x = sixteen_bit_values(dtype, (0, 1, 0x7FFF, 0x8000, 0xFFFF))
     y, mask = ops.relu_mask1(x)
     assert same_bits(y, torch.relu(x))
     assert torch.equal(ops.bits_decode(mask, x.numel()), ~(x <= 0))

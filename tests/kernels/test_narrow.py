@@ -9,7 +9,7 @@ from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, SCALINGS, FloatFormat, s
 from gistkit.kernels import ops
 from gistkit.kernels.reference import narrow as reference
 from tests.support.narrow_values import boundaries, expected_codes, expected_exponent, scale_of, table
-from tests.support.tensors import FLOATS, same_bits, values_of
+from tests.support.tensors import FLOATS, same_bits, sixteen_bit_values, values_of
 
 QUIET_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 formats = pytest.mark.parametrize("f", FLOAT_FORMATS.values(), ids=lambda f: f.name)
@@ -39,8 +39,7 @@ def test_every_code_its_neighbours_and_every_tie(f):
 @dtypes
 @formats
 def test_every_sixteen_bit_value(f, dtype):
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    x = (x.to(torch.int32) << 16).view(torch.float32) if dtype == torch.float32 else x.view(dtype)
+    x = sixteen_bit_values(dtype)
     assert torch.equal(codes_of(x, f), expected_codes(x, f))
 
 

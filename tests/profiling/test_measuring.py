@@ -1,12 +1,9 @@
 """Measured times of a step on their way into plans and profiles, in memory and through files."""
 
-import copy
 import json
-import random
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -22,6 +19,7 @@ from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.simulate import simulate
 from gistkit.profiling.measure import Work, _host_task_s
 from tests.support.measuring_cases import step, targets
+from tests.support.training import unchanged
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +56,8 @@ def test_measured_workspace_takes_the_place_of_the_predicted(times):
 def test_measuring_changes_no_bit_of_anything():
     model, x = step()
     F.cross_entropy(model(x), targets()).backward()
-    twin, gradients = copy.deepcopy(model), [p.grad.clone() for p in model.parameters()]
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    gistkit.plan(model, x, targets(), loss_fn=F.cross_entropy, policy="plain", measure=True)
-    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
-    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[2], strict=True))
-    for (name, now), then in zip(model.state_dict().items(), twin.state_dict().values(), strict=True):
-        assert torch.equal(now, then), name
-    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients, strict=True))
+    with unchanged(model):
+        gistkit.plan(model, x, targets(), loss_fn=F.cross_entropy, policy="plain", measure=True)
     assert all(p.grad is not None for p in model.parameters()) and x.grad is None
 
 

@@ -10,7 +10,7 @@ import gistkit
 from gistkit.errors import GistError
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.stash.verify import same_bits
-from tests.support.graphs import Apply
+from tests.support.graphs import Apply, Unsaved
 from tests.support.models import Checkpointed
 from tests.support.training import assert_same_gradients
 
@@ -58,17 +58,7 @@ class Later(nn.Module):
         return out + self.read(h if self.conv_output else y).sum()
 
 
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 2
-
-
-READS = {"itself": lambda t: t, "data": lambda t: t.data, "a Function": Doubled.apply}
+READS = {"itself": lambda t: t, "data": lambda t: t.data, "a Function": Unsaved.apply}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

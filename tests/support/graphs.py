@@ -60,6 +60,18 @@ class Double(torch.autograd.Function):
         return grad * 2
 
 
+class Unsaved(torch.autograd.Function):
+    """Reads its input without a trace but its edge."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
 def fake_batch(*shape):
     """A tensor of that shape without memory."""
     with FakeTensorMode():

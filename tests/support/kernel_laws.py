@@ -7,6 +7,8 @@ import torch
 from gistkit.kernels.reference import integers as integer_oracle
 from gistkit.kernels.reference import mask as mask_oracle
 from gistkit.kernels.reference import narrow as narrow_oracle
+from gistkit.kernels.reference import pool as pool_oracle
+from tests.support.pool_cases import PoolCase, assert_same_bits
 from tests.support.tensors import FLOATS, plain_nan, positive_zeros, same_bits, values_of
 
 
@@ -35,6 +37,24 @@ def assert_masks(kernels: ModuleType, n: int, dtype: torch.dtype, seed: int, whe
     encoded = kernels.bits_encode(flags.to(where))
     assert torch.equal(encoded.cpu(), mask_oracle.bits_encode(flags))
     assert torch.equal(kernels.bits_decode(encoded, n).cpu(), flags)
+
+
+def assert_pool_forward(kernels: ModuleType, case: PoolCase, where: str, keep_zero: bool) -> tuple:
+    """Output and codes, which are returned; ``keep_zero``: what the ReLU there makes of -0.0."""
+    y, codes = kernels.maxpool_forward(case.x.to(where), *case.forward_args[1:])
+    expected, expected_codes = pool_oracle.maxpool_forward(*case.forward_args)
+    assert_same_bits(y, positive_zeros(expected) if case.relu and not keep_zero else expected)
+    assert y.stride() == expected.stride() and torch.equal(codes.cpu(), expected_codes)
+    return y, codes
+
+
+def assert_pool_backward(kernels: ModuleType, case: PoolCase, y: torch.Tensor, codes: torch.Tensor) -> None:
+    """The kernels add in fp32, as CUDA does, and round once."""
+    grad_y = case.gradient(y.cpu())
+    grad_x = kernels.maxpool_backward(*case.backward_args(grad_y.to(y.device), codes))
+    expected = pool_oracle.maxpool_backward(*case.backward_args(grad_y.float(), codes.cpu())).to(grad_y.dtype)
+    assert_same_bits(grad_x, expected)
+    assert grad_x.stride() == expected.stride()
 
 
 def assert_narrow(kernels: ModuleType, x: torch.Tensor, fmt: str, scaling: str, where: str, targets=FLOATS) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gistkit.planning.cost.algorithms import Algorithm
 from gistkit.planning.cost.devices import PRESETS, Hardware
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, Part, least_bytes
+from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, Part, choose_sub_batch
 from gistkit.planning.policies.registry import plain
 from tests.support.step_graphs import chain, forked, pooled
 
@@ -38,6 +38,11 @@ def part(seconds, *found, algorithms=None, resident=0, transient=None, size=1, p
     known = [tuple(Algorithm(*a) for a in (algorithms or {}).get(t, (("", s, 0),))) for t, s in enumerate(seconds)]
     tdfg = TDFG(resident, found, tuple(transient or [0] * len(seconds)))
     return Part(parts, size, tdfg, CostTable(HAND_MADE, tuple(known), {}))
+
+
+def least_bytes(graph, costs, rule=None, batch_norm=False):
+    """The least budget of each class of moves."""
+    return choose_sub_batch(graph, costs, 2**62, rule=rule, batch_norm=batch_norm)[1]
 
 
 def budget_between(graph, costs, share, rule=None, fidelity="reassociated"):

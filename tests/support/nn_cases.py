@@ -41,22 +41,22 @@ def same_bits(a: torch.Tensor | None, b: torch.Tensor | None, nan_payloads: bool
     return torch.equal(a.detach().contiguous().view(words), b.detach().contiguous().view(words))
 
 
-def _leaf(x: torch.Tensor | None) -> torch.Tensor | None:
+def _leaf(x: torch.Tensor | None, device: str) -> torch.Tensor | None:
     """A leaf with x's values, strides and need of a gradient."""
     if x is None:
         return None
     copy = x.detach() if 0 in x.stride() else torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x.detach())
-    return copy.requires_grad_(x.requires_grad)
+    return copy.to(device).requires_grad_(x.requires_grad)
 
 
-def run(f: Callable, tensors: Sequence[torch.Tensor | None], grad_layout: str = "contiguous", special: bool = True):
-    """f over fresh leaves: output, the gradients of those that need one, the random state afterwards."""
+def run(f: Callable, tensors: Sequence[torch.Tensor | None], grad_layout="contiguous", special=True, device="cpu"):
+    """f over fresh leaves: output, the gradients of those that need one, the device's random state afterwards."""
     torch.manual_seed(11)
-    leaves = [_leaf(x) for x in tensors]
+    leaves = [_leaf(x, device) for x in tensors]
     y = f(*leaves)
-    state = torch.get_rng_state()
+    state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
     torch.manual_seed(12)
-    grad = laid_out(planted(y.shape, y.dtype, special), grad_layout)
+    grad = laid_out(planted(y.shape, y.dtype, special), grad_layout).to(device)
     needing = [x for x in leaves if x is not None and x.requires_grad]
     return [y.detach(), *torch.autograd.grad(y, needing, grad, allow_unused=True), state]
 

@@ -29,10 +29,12 @@ def positive_zeros(x: torch.Tensor) -> torch.Tensor:
     return x.masked_fill_(x == 0, 0.0)
 
 
-def sixteen_bit_values(dtype: torch.dtype) -> torch.Tensor:
-    """Every pattern of 16 bits, for fp32 as the upper half."""
+def sixteen_bit_values(dtype: torch.dtype, lower: tuple[int, ...] = (0,)) -> torch.Tensor:
+    """Every pattern of 16 bits, for fp32 as the upper half before each of the lower ones."""
     x = torch.arange(-(2**15), 2**15, dtype=torch.int32)
-    return (x << 16).view(dtype) if dtype == torch.float32 else x.to(torch.int16).view(dtype)
+    if dtype != torch.float32:
+        return x.to(torch.int16).view(dtype)
+    return torch.cat([x << 16 | low for low in lower]).view(dtype)
 
 
 def special_values(dtype: torch.dtype) -> torch.Tensor:

@@ -1,9 +1,12 @@
 """Training steps of a model, plain and compressed, from the same start: what the runtime's tests compare."""
 
 import copy
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -55,6 +58,23 @@ def assert_same(model: nn.Module, twin: nn.Module, data: list, *options, **more)
         assert tensors.keys() == others.keys()
         for key, tensor in tensors.items():
             assert same_bits(tensor, others[key]), f"{name} {key}"
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """What runs inside changes no tensor of the model, no gradient and no random state."""
+
+    def state():
+        tensors = {f"gradient of {n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        states = torch.get_rng_state(), *torch.cuda.get_rng_state_all()
+        tensors |= {f"random state {i}": state for i, state in enumerate(states)}
+        return model.state_dict() | tensors, (random.getstate(), [np.array(x).tolist() for x in np.random.get_state()])
+
+    before, drawn = copy.deepcopy(state())
+    yield
+    after, drawn_now = state()
+    assert after.keys() == before.keys() and drawn_now == drawn
+    assert [name for name, t in after.items() if not same_bits(t, before[name])] == []
 
 
 def assert_same_training(model: nn.Module, data: list, **options) -> None:

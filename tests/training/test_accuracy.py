@@ -60,13 +60,7 @@ def images_decoded_once(monkeypatch):
     monkeypatch.setattr(accuracy, "device_images", decoded)
 
 
-def decoded(source, size):
-    return digits(size) if source == "digits" else device_images(source, size)
-
-
-@cache
-def digits(size):
-    return device_images("digits", size)
+decoded = cache(device_images)
 
 
 def settings(**changes):

@@ -111,8 +111,7 @@ class Masks:
         if self._relu is None:
             self._relu = ops.launchers("mask").repeated_relu(x)
         mask = self._empty(self._nbytes)
-        if not self._relu.at(x.data_ptr(), y.data_ptr(), mask.data_ptr()):
-            self._relu.first(x, y, mask)
+        self._relu(x, y, mask)
         return mask
 
     def backward(self, grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -125,12 +124,10 @@ class Masks:
                 return mask1_backward(grad, mask)
             ops.mask1_backward_(flat(grad), mask)
             return grad
-        launch = self._backward
-        if launch is None:
-            launch = self._backward = ops.launchers("mask").repeated_backward(grad)
+        if self._backward is None:
+            self._backward = ops.launchers("mask").repeated_backward(grad)
         result = grad if ours else torch.empty_like(grad)
-        if not launch.at(grad.data_ptr(), mask.data_ptr(), result.data_ptr()):
-            launch.first(grad, mask, result)
+        self._backward(grad, mask, result)
         return result
 
 
@@ -157,7 +154,5 @@ class Rebuilds:
         if self._launch is None:
             rebuilds = ops.launchers("rebuild")
             self._launch = rebuilds.repeated_rebuild(x, norm[0].numel(), self.form, self._plane, self.other_form)
-        tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
-        if not self._launch.at(*[t.data_ptr() for t in tensors]):
-            self._launch.first(*[t.detach() for t in tensors])
+        self._launch(x, *norm, x if other is None else other, *(other_norm or norm), out)
         return out

@@ -10,7 +10,7 @@ which everything but the addresses is ready.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -126,6 +126,11 @@ class Ready:
         self._rest: tuple = ()
         self._wide: list[int] = []
 
+    def __call__(self, programs: int, numbers: Sequence[int], *tensors: torch.Tensor) -> None:
+        """Launch for these tensors, on the current stream."""
+        if not self.at(programs, [t.data_ptr() for t in tensors], numbers):
+            self.first(programs, [t.detach() for t in tensors], numbers)
+
     def at(
         self, programs: int, addresses: Sequence[int], numbers: Sequence[int], stream: int | None = None
     ) -> bool:  # fmt: skip
@@ -165,25 +170,8 @@ class Ready:
             self._found = found[1]
 
 
-class Repeated:
-    """:class:`Ready` launches by so many programs with the same numbers every time."""
-
-    __slots__ = ("_numbers", "_programs", "_ready")
-
-    def __init__(
-        self, kernel: Any, programs: int, device: int, numbers: tuple, num_warps: int = NUM_WARPS, **constexprs: Any
-    ) -> None:
-        self._ready = Ready(kernel, device, num_warps, **constexprs)
-        self._programs, self._numbers = programs, numbers
-
-    def at(self, *addresses: int) -> bool:
-        return self._ready.at(self._programs, addresses, self._numbers)
-
-    def first(self, *tensors: torch.Tensor) -> None:
-        self._ready.first(self._programs, tensors, self._numbers)
-
-
-def repeated_tiles(kernel: Any, x: torch.Tensor, **constexprs: Any) -> Repeated:
-    """:func:`gistkit.kernels.launch.tiling.launch_tiles` for tensors of x's kind."""
+def repeated_tiles(kernel: Any, x: torch.Tensor, **constexprs: Any) -> partial[None]:
+    """:func:`launch_tiles` for tensors of x's kind, which it is called with."""
     n, rows = x.numel(), ROWS[x.element_size()]
-    return Repeated(kernel, -(-n // (rows * 8)), x.get_device(), (n,), ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)
+    ready = Ready(kernel, x.get_device(), ROWS=rows, ALIGNED=n % 8 == 0, **constexprs)
+    return partial(ready, -(-n // (rows * 8)), (n,))

@@ -28,9 +28,10 @@ class PoolGeometry:
     def positions(self) -> int:
         return self.kernel[0] * self.kernel[1]
 
-    def out_sizes(self, ceil_mode: bool) -> tuple[int, int]:
-        """Height and width of the outputs under either rounding."""
-        return _out_sizes(self.height, self.width, self.kernel, self.stride, self.padding, ceil_mode)
+    def last(self, axis: int) -> int:
+        """The last input coordinate that a window asks for, inside or not."""
+        out = (self.out_height, self.out_width)[axis]
+        return (out - 1) * self.stride[axis] - self.padding[axis] + self.kernel[axis] - 1
 
 
 def none_code(bits: int) -> int:
@@ -43,8 +44,9 @@ def forward_geometry(
 ) -> PoolGeometry:
     """Geometry of a forward pool over x, [N, C, H, W]."""
     channels, height, width = x.shape[1:]
-    out = _out_sizes(height, width, kernel, stride, padding, ceil_mode)
-    return _geometry(channels, height, width, kernel, stride, padding, out)
+    sides = zip((height, width), kernel, stride, padding, strict=True)
+    rows, columns = (pool_size(*side, ceil_mode) for side in sides)
+    return _geometry(channels, height, width, kernel, stride, padding, (rows, columns))
 
 
 def backward_geometry(
@@ -52,11 +54,6 @@ def backward_geometry(
 ) -> PoolGeometry:
     """Geometry of the backward of a pool over height x width planes; grad_y: [N, C, OH, OW]."""
     return _geometry(grad_y.shape[1], height, width, kernel, stride, padding, (grad_y.shape[2], grad_y.shape[3]))
-
-
-def _out_sizes(height, width, kernel, stride, padding, ceil_mode: bool) -> tuple[int, int]:
-    rows = pool_size(height, kernel[0], stride[0], padding[0], ceil_mode)
-    return rows, pool_size(width, kernel[1], stride[1], padding[1], ceil_mode)
 
 
 def _geometry(channels: int, height, width, kernel, stride, padding, out: tuple[int, int]) -> PoolGeometry:

@@ -102,12 +102,6 @@ def _parts(g: PoolGeometry, codes: torch.Tensor, bits: int, y: torch.Tensor, x: 
     return [(y[i : i + g.images], codes[i * outputs * bits // 8 :], x[i : i + g.images]) for i in starts]
 
 
-def _last(g: PoolGeometry, axis: int) -> int:
-    """The last input coordinate that a window asks for, inside or not."""
-    out = (g.out_height, g.out_width)[axis]
-    return (out - 1) * g.stride[axis] - g.padding[axis] + g.kernel[axis] - 1
-
-
 def _runs_in_pairs(g: PoolGeometry, channels_last: bool) -> bool:
     return (
         not channels_last
@@ -125,7 +119,7 @@ def _launch_pairs(x, y, codes, g: PoolGeometry, flags: dict[str, Any]) -> None:
         forward_pairs_kernel, formats.ceil_div(pairs, PAIRS), x,
         x, y, codes, pairs, g.out_width // 2, g.height, g.width // align, g.out_height,
         divisor(g.out_width // 2), divisor(g.out_height),
-        K=g.kernel[0], P=g.padding[0], CHECK=_last(g, 0) >= g.height, ALIGN=align, LANES=PAIRS,
+        K=g.kernel[0], P=g.padding[0], CHECK=g.last(0) >= g.height, ALIGN=align, LANES=PAIRS,
         **flags,
     )  # fmt: skip
 
@@ -135,7 +129,7 @@ def _launch_forward(x, y, codes, g: PoolGeometry, channels_last: bool, flags: di
     v = math.gcd(inner, 16 // x.element_size() if channels_last else 2)
     groups = y.numel() // v
     lanes = FORWARD_OUTPUTS // v
-    check = max(g.padding) > 0 or _last(g, 0) >= g.height or _last(g, 1) >= g.width
+    check = max(g.padding) > 0 or g.last(0) >= g.height or g.last(1) >= g.width
     launch(
         forward_kernel, formats.ceil_div(groups, lanes), x,
         x, y, codes, groups, inner // v, g.height, g.width, g.out_height, g.out_width,

@@ -19,7 +19,7 @@ Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in r
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import ceil_div
-from gistkit.kernels.launch.tiling import Repeated, launch
+from gistkit.kernels.launch.tiling import Ready, launch
 from gistkit.kernels.narrow.rounding import not_positive, rounded, widen
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 
@@ -245,10 +245,10 @@ def bn_rebuild(
     launch(kernel, programs, x, *tensors, *numbers, **constexprs)
 
 
-def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Repeated:
+def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> partial[None]:
     """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do :func:`bn_rebuild` with a ReLU. ``how``:
     the other's form, ``values`` where it is added as it is, nothing where x and its four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
         x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )
-    return Repeated(kernel, programs, x.get_device(), numbers, **constexprs)
+    return partial(Ready(kernel, x.get_device(), **constexprs), programs, numbers)

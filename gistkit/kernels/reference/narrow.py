@@ -128,29 +128,20 @@ def from_codes(
     return value
 
 
-def _finite_magnitude(x: torch.Tensor) -> torch.Tensor:
-    """fp32 magnitude patterns, 0 where x is infinite or NaN."""
-    magnitude = _magnitude(x)
-    return magnitude.masked_fill_(magnitude >= _INFINITY, 0)
-
-
-def _exponent_bytes(amax: torch.Tensor, f: FloatFormat) -> torch.Tensor:
-    """uint8 b from the fp32 patterns of the largest finite magnitudes; see the module's text."""
-    no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
-    b = _round_mantissa(amax, f).add_(no_room).bitwise_right_shift_(f.mantissa_bits)
-    return b.clamp_(min=f.max_exponent + 1).masked_fill_(amax == 0, 127).to(torch.uint8)
-
-
 def scale_exponents(x: torch.Tensor, fmt: str, scaling: str) -> torch.Tensor:
     """The exponent bytes uint8[scale_count(n, scaling)] of flat x."""
     n = x.numel()
     amax = torch.zeros(scale_count(n, scaling), dtype=torch.int32, device=x.device)
     for start in range(0, n if scaling != "none" else 0, BLOCK):
-        magnitude = _finite_magnitude(x[start : start + BLOCK])
+        magnitude = _magnitude(x[start : start + BLOCK])
+        magnitude.masked_fill_(magnitude >= _INFINITY, 0)
         rows = torch.nn.functional.pad(magnitude, (0, -magnitude.numel() % SCALE_BLOCK)).view(-1, SCALE_BLOCK)
         first = start // SCALE_BLOCK
         torch.amax(rows, 1, out=amax[first : first + rows.shape[0]])
-    return _exponent_bytes(amax, FLOAT_FORMATS[fmt])
+    f = FLOAT_FORMATS[fmt]
+    no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
+    b = _round_mantissa(amax, f).add_(no_room).bitwise_right_shift_(f.mantissa_bits)
+    return b.clamp_(min=f.max_exponent + 1).masked_fill_(amax == 0, 127).to(torch.uint8)
 
 
 def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: str) -> torch.Tensor | None:

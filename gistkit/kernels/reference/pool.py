@@ -99,6 +99,6 @@ def _indices(positions: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
 
 def _scatter(grad: torch.Tensor, indices: torch.Tensor, like: torch.Tensor, g: PoolGeometry) -> torch.Tensor:
     """PyTorch's backward; of ``like`` only shape and layout are read."""
-    floor = (grad.shape[2], grad.shape[3]) == g.out_sizes(ceil_mode=False)
+    ceil_mode = g.last(0) >= g.height + g.padding[0] or g.last(1) >= g.width + g.padding[1]
     backward = torch.ops.aten.max_pool2d_with_indices_backward
-    return backward(grad, like, g.kernel, g.stride, g.padding, (1, 1), not floor, indices)
+    return backward(grad, like, g.kernel, g.stride, g.padding, (1, 1), ceil_mode, indices)

@@ -34,7 +34,8 @@ def spill_origin(capacity: int) -> int:
 
 def columns_start(whole: int, capacity: int, item_bytes: int) -> int:
     """Bytes of the values' run, up to ALIGNMENT: where the columns' begins. ``whole``: elements of whole slots."""
-    return ceil_div(_run_items(whole, capacity) * item_bytes, ALIGNMENT) * ALIGNMENT
+    items = 0 if capacity >= whole else whole - spill_origin(capacity)
+    return ceil_div(items * item_bytes, ALIGNMENT) * ALIGNMENT
 
 
 def spill_bytes(whole: int, capacity: int, item_bytes: int, columns: bool) -> int:
@@ -52,7 +53,3 @@ def known_bytes(slots: int, stride: int) -> int:
     """Bytes in a lane of what has a known size, zvc's words and the counts of the slots, up to ALIGNMENT."""
     words_bytes = 0 if stride == CSR_COLUMNS else stride // 8
     return ceil_div(slots * (words_bytes + 2), ALIGNMENT) * ALIGNMENT
-
-
-def _run_items(whole: int, capacity: int) -> int:
-    return 0 if capacity >= whole else whole - spill_origin(capacity)

@@ -23,7 +23,7 @@ from gistkit.kernels.warp.octets import (
     store_octets,
     store_words,
 )
-from gistkit.kernels.warp.stage import open_stage, pull_flags, pull_octet, push_octet, unstage_words, warp_sync
+from gistkit.kernels.warp.stage import open_stage, pull_octet, push_octet, unstage_words, warp_sync
 
 SLOT = tl.constexpr(ZVC_SLOT)
 
@@ -128,7 +128,7 @@ def zvc_backward_kernel(
     )  # fmt: skip
     stage = warp_sync(stage) + skipped
     for c in tl.static_range(CHUNKS):
-        flags = pull_flags(stage + places[c], marks[c], XB)
+        flags = pull_octet(stage + places[c], marks[c], XB, True)
         words = ()
         for w in tl.static_range(2 * XB):
             words += (grads[c * 2 * XB + w] & flags[w],)

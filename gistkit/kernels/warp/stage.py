@@ -133,19 +133,13 @@ def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
 
 
 @triton.jit
-def pull_octet(address, marks, XB: tl.constexpr):
-    """The octet's words: marked items from a shared address on, 0 where there is no mark."""
-    text: tl.constexpr = _PULL_2 if XB == 2 else _PULL_4
-    results: tl.constexpr = "=&r," * (2 * XB)
-    return tl.inline_asm_elementwise(
-        text, results + "r,r", [address, marks], dtype=(tl.int32,) * (2 * XB), is_pure=False, pack=1
-    )
-
-
-@triton.jit
-def pull_flags(address, marks, XB: tl.constexpr):
-    """As pull_octet from bytes of 0xFF and 0, each of which fills an item of XB bytes."""
-    text: tl.constexpr = _PULL_FLAGS_2 if XB == 2 else _PULL_FLAGS_4
+def pull_octet(address, marks, XB: tl.constexpr, FLAGS: tl.constexpr = False):
+    """The octet's words: marked items from a shared address on, 0 where there is no mark. FLAGS: the items are bytes of
+    0xFF and 0, each of which fills one of XB bytes."""
+    if FLAGS:
+        text: tl.constexpr = _PULL_FLAGS_2 if XB == 2 else _PULL_FLAGS_4
+    else:
+        text: tl.constexpr = _PULL_2 if XB == 2 else _PULL_4
     results: tl.constexpr = "=&r," * (2 * XB)
     return tl.inline_asm_elementwise(
         text, results + "r,r", [address, marks], dtype=(tl.int32,) * (2 * XB), is_pure=False, pack=1

@@ -3,7 +3,7 @@
 A task has PyTorch's default alone: the roofline, and on CUDA 4 bytes of workspace a filter element and output pixel.
 Costs with several, as the papers' frameworks had (:mod:`bench.papers.algorithms`), come by ``cost_table(ways=...)``.
 
-On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes time (:func:`layout_s`)
+On tensor cores (a device with ``tf32``) cuDNN brings NCHW maps into NHWC and back. That takes two passes over each
 and both maps a second time: VGG-16's conv1_2 had 1,563 to 1,568 of 1,568 MiB on an H200 (fp32, batch 64), some 1x1
 filters less than half of them; counted for all, too much by 3 to 12 % of such a peak and never too little.
 
@@ -57,11 +57,6 @@ def arithmetic_rate(hardware: Hardware, dtype: str, *, conv: bool = False) -> fl
     return rates.get(dtype, rates["float32"] * (0.5 if dtype == "float64" else 1.0))
 
 
-def layout_s(task: Task, hardware: Hardware) -> float:
-    """Seconds in which a convolution's maps are brought into NHWC and back: two passes over each."""
-    return 2 * layout_bytes(task, hardware) / (hardware.memory_gbps * 1e9)
-
-
 def layout_bytes(task: Task, hardware: Hardware) -> int:
     """Bytes of the NHWC copies of a convolution's two maps or their gradients, 0 where the device has no ``tf32``."""
     shape = task.conv
@@ -85,5 +80,6 @@ def default_algorithm(task: Task, hardware: Hardware) -> Algorithm:
     if not hardware.async_counts:
         return Algorithm("direct", seconds, 0)
     offsets_bytes = 4 * (shape.c // shape.groups * math.prod(shape.kernel) + shape.out_h * shape.out_w)
-    workspace_bytes = offsets_bytes + layout_bytes(task, hardware)
-    return Algorithm(DEFAULT, layout_s(task, hardware) + seconds, workspace_bytes)
+    copied_bytes = layout_bytes(task, hardware)
+    layout_s = 2 * copied_bytes / (hardware.memory_gbps * 1e9)
+    return Algorithm(DEFAULT, layout_s + seconds, offsets_bytes + copied_bytes)

@@ -87,17 +87,25 @@ def _segment(
 ) -> Segment:
     graph = index.graph
     names = [graph.blocks[b].storage for b in blocks]
-    read_at = {b: [*also.get(b, ()), *_own_uses(b, index, decided)] for b in blocks}
+    masked = {b for b in blocks if b in decided and decided[b].mask}
+    own = {b: [u.task for u in graph.blocks[b].uses if u.values or b not in masked] for b in blocks}
+    read_at = {b: [*also.get(b, ()), *own[b]] for b in blocks}
     holders = [graph.blocks[b].holder for b in blocks if graph.blocks[b].holder >= 0]
     start = min((t for tasks in read_at.values() for t in tasks), default=min(holders, default=-1))
     if start < 0:
         raise PlanError(f"storages {names}: recompute, but no backward task needs them; leave them out")
     starts = {index.block(s).id for s in sources}
-    check_sources(f"storages {names}", sources, lambda s: decided.get(index.block(s).id))
+
+    def kept(storage: int) -> Decision | None:
+        return decided.get(index.block(storage).id)
+
+    check_sources(f"storages {names}", sources, kept)
 
     def stays(block: int) -> bool:
         other = graph.blocks[block]
-        return block in starts or other.kind in STATIC or (other.saved >= 0 and _valued(block, index, decided))
+        if block in starts or other.kind in STATIC:
+            return True
+        return other.saved >= 0 and (other.storage < 0 or valued(other.storage, kept))
 
     found = rerun_of(blocks, index.makers, lambda task: graph.tasks[task].reads, stays)
     for block in found.inside:
@@ -109,11 +117,6 @@ def _segment(
     return decoding(
         Segment(sources, start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index
     )
-
-
-def _own_uses(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> list[int]:
-    masked = block in decided and decided[block].mask
-    return [u.task for u in index.graph.blocks[block].uses if u.values or not masked]
 
 
 def is_decoded(decision: Decision | None) -> bool:
@@ -133,11 +136,6 @@ def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segme
     compared = max((digest_bytes(index.graph.blocks[b].nbytes, index.rows(b)) for b in back), default=0)
     compared_bytes = max(0, passing + compared) - max(0, passing)
     return replace(segment, passing_bytes=max(0, passing), compared_bytes=compared_bytes, decoded=decoded)
-
-
-def _valued(block: int, index: StepIndex, decided: Mapping[int, Decision]) -> bool:
-    storage = index.graph.blocks[block].storage
-    return storage < 0 or valued(storage, lambda s: decided.get(index.block(s).id))
 
 
 def _worst_bytes(tasks: Sequence[int], back: set[int], index: StepIndex, decoded: tuple[int, ...]) -> int:

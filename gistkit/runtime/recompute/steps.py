@@ -37,16 +37,15 @@ class Recordings:
     def __init__(self, graph: SavedGraph) -> None:
         self.calls: dict[tuple[int, int], RecordedCall] = {}
         self.reruns: dict[int, Reruns] = defaultdict(dict)
-        self._graph, calls = graph, graph.calls
+        calls = graph.calls
         self.results = cache(lambda number: frozenset(graph.values[v].storage for v in calls[number].results))
         """Storages of a call's results."""
         self.overwrites = cache(lambda number: not set(calls[number].writes).isdisjoint(calls[number].reads))
         """Whether a call writes to what it reads."""
-        self.saved_by = cache(self._saved_by)
-
-    def _saved_by(self, storage: int) -> frozenset[int]:
+        self.saved_by = cache(
+            lambda storage: frozenset(n for c, _ in graph.savers(storage) for n in (c.index, *([HIDDEN] * c.hidden)))
+        )
         """The calls that save a storage; HIDDEN for those that no function mode sees."""
-        return frozenset(n for c, _ in self._graph.savers(storage) for n in (c.index, *([HIDDEN] * c.hidden)))
 
 
 def steps(calls: Sequence[RecordedCall], wanted: Wanted) -> tuple[Step, ...]:

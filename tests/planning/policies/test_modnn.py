@@ -16,10 +16,10 @@ from gistkit.errors import BudgetError
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import cost_table
 from gistkit.planning.policies.modnn.modnn import modnn, schedule
-from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, least_bytes, parts_of
+from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, parts_of
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import simulate
-from tests.support.modnn_cases import FAST_LINK, GRAPHS, budget_between
+from tests.support.modnn_cases import FAST_LINK, GRAPHS, budget_between, least_bytes
 from tests.support.step_graphs import chain, step_graphs
 
 CLASSES = ("bitwise", "reassociated")

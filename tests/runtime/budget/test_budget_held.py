@@ -8,10 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.planning.cost.devices import hardware
-from gistkit.planning.cost.table import cost_table
 from tests.support.nn_cases import same_bits
-from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, steady_peak_bytes
+from tests.support.peaks import held_step, least_bytes, least_plan, peaks_of_steps, unchecked_peak
 from tests.support.plan_cases import LINKED
 
 FROZEN = {
@@ -66,15 +64,13 @@ def peaks(model, loss_fn, x, y):
 def assert_kept(model, loss_fn, x, y):
     """The least budget is kept, and predicted to the byte but for the first step's comparing; plain to the byte."""
     ask = {"loss_fn": loss_fn, "density": 1.0}
-    graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(y,))
-    costs = cost_table(graph, hardware("cpu"), density=1.0)
     expected, measured = peaks(copy.deepcopy(model), loss_fn, x, y)
     plain = gistkit.plan(model, x, y, policy="plain", **ask)
     assert measured == [plain.peak_bytes] * 2
     plan = least_plan(model, x, y, **ask)
     grads, measured = peaks(gistkit.compress(copy.deepcopy(model), plan), loss_fn, x, y)
     assert max(measured) <= plan.peak_bytes <= plan.budget_bytes
-    assert measured[1] == steady_peak_bytes(graph, plan, costs)
+    assert measured[1] == unchecked_peak(plan, model, x, y, **ask)
     assert all(same_bits(a, b) for a, b in zip(grads, expected, strict=True))
 
 

@@ -137,8 +137,9 @@ def choose_sub_batch(
     batch_norm: bool = False,
 ) -> tuple[Part, dict[str, int]]:
     """Eq. (3) in ``memory_bytes``, ``reserve`` of them left free, or the whole batch where ``fidelity`` is "bitwise";
-    and the least budgets (:func:`least_bytes`). ``rule`` gives the data of a part, by default :func:`plan_tdfg`. Raises
-    BudgetError below them, ValueError for another word or a graph without tasks."""
+    and the least budget of each class of moves: ``bitwise`` is the whole batch, ``reassociated`` any number of parts.
+    ``rule`` gives the data of a part, by default :func:`plan_tdfg`. Raises BudgetError below them, ValueError for
+    another word or a graph without tasks."""
     check_fidelity(fidelity, None)
     at, most = parts_of(graph, costs, rule), most_parts(graph, batch_norm)
     least = {name: nbytes + reserve for name, nbytes in _least(at, most).items()}
@@ -147,13 +148,6 @@ def choose_sub_batch(
         raise BudgetError(memory_bytes, least, _remedy(memory_bytes, least["reassociated"], with_norms, fidelity))
     whole = fidelity == "bitwise" or most == 1
     return at(1) if whole else sub_batch(at, graph.batch, memory_bytes - reserve), least
-
-
-def least_bytes(
-    graph: SavedGraph, costs: CostTable, rule: Rule | None = None, *, batch_norm: bool = False
-) -> dict[str, int]:
-    """The least budget of each class of moves: ``bitwise`` is the whole batch, ``reassociated`` any number of parts."""
-    return _least(parts_of(graph, costs, rule), most_parts(graph, batch_norm))
 
 
 def most_parts(graph: SavedGraph, batch_norm: bool) -> int:
