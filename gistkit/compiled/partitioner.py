@@ -141,6 +141,8 @@ class Moves:
         for node in self._saved if self._same else ():
             if not self.pair.is_saved(node) and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
+        if not self.settings.exact:
+            edit.early(self.pair)
         self.pair.finish()
 
     def rows(self) -> list[Kept]:
