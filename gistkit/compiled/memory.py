@@ -26,8 +26,7 @@ _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat
             "aten.index_put.default")  # fmt: skip
 """Operators that write a buffer and compute their operands within the same kernel."""
 _UNWRITTEN = "prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default"
-_SHARED_READS = 4
-"""Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads than this."""
+_SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
 
 
 class _Kernel(NamedTuple):
