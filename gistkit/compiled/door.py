@@ -21,7 +21,7 @@ from gistkit.compiled.partitioner import Settings, sources
 from gistkit.compiled.record import GraphRecord
 from gistkit.errors import CompileError, quoted
 from gistkit.formats import VALUE_FORMS
-from gistkit.ir import Decision, Plan
+from gistkit.ir import Plan
 from gistkit.planning.cost import check_budget
 from gistkit.planning.forms import FIDELITIES, check_lossy
 from gistkit.runtime import WHEN_TRACED, CompressedForward, compressed_forward
@@ -60,19 +60,18 @@ def _words_of(plan: Plan) -> tuple[str | None, int | None, str]:
     """A plan's format and budget, and the note of :class:`Settings` on its sparse storages."""
     if not isinstance(plan, Plan):
         raise TypeError(f"compile: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
-    host, sparse = ([d for d in plan.decisions if test(d)] for test in (lambda d: d.on_host, lambda d: d.form.sparse))
+    host, sparse = (
+        ", ".join(f"storage {d.storage} ({d.codec})" for d in plan.decisions if chosen(d))
+        for chosen in (lambda d: d.on_host, lambda d: d.form.sparse)
+    )
     if host or plan.sub_batches > 1:
-        what = f"{_named(host)} on the host" if host else f"{plan.sub_batches} sub-batches"
+        what = f"{host} on the host" if host else f"{plan.sub_batches} sub-batches"
         raise CompileError(
             f"compile: plan must keep everything on the device, in one batch, got {what}; plan with policy='gist', or "
             "run it with gistkit.compress(model, plan)"
         )
-    note = f"compiled graphs have no sparse forms; decided anew are, of the plan, {_named(sparse)}" if sparse else ""
+    note = f"compiled graphs have no sparse forms; decided anew are, of the plan, {sparse}" if sparse else ""
     return plan.contract.lossy, plan.budget_bytes, note
-
-
-def _named(decisions: list[Decision]) -> str:
-    return ", ".join(f"storage {d.storage} ({d.codec})" for d in decisions)
 
 
 class Backend:

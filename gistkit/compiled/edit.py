@@ -133,8 +133,7 @@ def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
 def early(pair: Pair) -> None:
     """Compute what forward saves, as a mask at the end of the graph, right behind what it is made of, which need not
     live on until then: where Inductor decides on an order, it may leave it there."""
-    nodes, table = list(pair.forward.graph.nodes), compat.operators()
-    moved = set(pair.tensors)
+    nodes, table, moved = list(pair.forward.graph.nodes), compat.operators(), set(pair.tensors)
     for node in reversed(nodes):
         if node in moved and (is_view(node) or (table.is_fusible(node) and not table.is_random(node))):
             moved |= set(node.all_input_nodes)

@@ -69,13 +69,15 @@ def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set
     for key, node in last.items():
         if key not in stay and not (inputs_stay and key in start):
             ends.setdefault(node, []).append(key)
-    alive = dict(start)
+    alive, before = dict(start), frozenset[int]()
     total = peak = sum(alive.values())
     for kernel in kernels:
         made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
         freed = ends.get(kernel.node, ())
-        if _is_pointwise(kernel.node):  # overwrites an operand
-            total -= next((alive.pop(key) for key in freed if alive.get(key) in made.values()), 0)
+        if _is_pointwise(kernel.node):  # overwrites an operand, but none that the kernel before, fused with it, reads
+            own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
+            total -= next(own, 0)
+        before = kernel.reads
         alive |= made
         total += sum(made.values())
         peak = max(peak, total)
