@@ -35,13 +35,14 @@ def settings_of(
 ) -> Settings:
     """The settings that callers' words mean. Raises TypeError and ValueError for what is none of them, CompileError for
     a plan that compiled graphs cannot follow."""
+    anew = ""
     if plan is not None:
         if lossy is not None or budget is not None:
             raise ValueError(
                 f"compile: lossy and budget must be left out beside a plan, which names them, got lossy={lossy!r} and "
                 f"budget={budget!r}; give a plan or words"
             )
-        lossy, budget = _words_of(plan)
+        lossy, budget, anew = _words_of(plan)
     if not isinstance(lossy, str | None):
         raise TypeError(f"compile: lossy must be None or the name of a format, got {type(lossy).__name__}; name one")
     check_lossy(lossy)
@@ -52,20 +53,25 @@ def settings_of(
         raise ValueError(f"compile: fidelity must be one of {', '.join(FIDELITIES[:2])}, got {quoted(fidelity)}; "
                          "bitwise changes no bit of what torch.compile computes")  # fmt: skip
     check_budget(budget)
-    return Settings(lossy, fidelity, budget)
+    return Settings(lossy, fidelity, budget, anew)
 
 
-def _words_of(plan: Plan) -> tuple[str | None, int | None]:
+def _words_of(plan: Plan) -> tuple[str | None, int | None, str]:
+    """A plan's format and budget, and the note of :class:`Settings` on its sparse storages."""
     if not isinstance(plan, Plan):
         raise TypeError(f"compile: plan must be a gistkit.Plan or None, got {type(plan).__name__}; use Plan.from_json")
-    host = next((d for d in plan.decisions if d.on_host), None)
-    if host is not None or plan.sub_batches > 1:
-        what = f"storage {host.storage} on the host" if host is not None else f"{plan.sub_batches} sub-batches"
+    host, sparse = (
+        ", ".join(f"storage {d.storage} ({d.codec})" for d in plan.decisions if chosen(d))
+        for chosen in (lambda d: d.on_host, lambda d: d.form.sparse)
+    )
+    if host or plan.sub_batches > 1:
+        what = f"{host} on the host" if host else f"{plan.sub_batches} sub-batches"
         raise CompileError(
             f"compile: plan must keep everything on the device, in one batch, got {what}; plan with policy='gist', or "
             "run it with gistkit.compress(model, plan)"
         )
-    return plan.contract.lossy, plan.budget_bytes
+    note = f"compiled graphs have no sparse forms; decided anew are, of the plan, {sparse}" if sparse else ""
+    return plan.contract.lossy, plan.budget_bytes, note
 
 
 class Backend:
@@ -179,13 +185,14 @@ def compile(
     ``eval()`` and ``no_grad`` run what torch.compile runs. :func:`gistkit.report` tells what was decided.
 
     ``plan``: one of :func:`gistkit.plan`; its lossy format and budget apply. Its decisions are about the eager step's
-    storages, so they are made anew for the compiled graphs. ``lossy``: a format for what is kept in full otherwise.
+    storages, so they are made anew for the compiled graphs; the report names those with sparse forms, which graphs have
+    not. ``lossy``: a format for what is kept in full otherwise.
     ``budget``: bytes, ``"12GiB"`` or ``"60%"`` of the step's predicted peak under torch.compile. As few storages change
     as it takes for the predicted peak of each graph to fit; where nothing fits, the compilation fails with BudgetError,
     which PyTorch shows inside its own error.
 
     Raises TypeError and ValueError for wrong arguments; CompileError for a model that gistkit.compress has compressed,
-    a plan that compiled graphs cannot follow, and a release of PyTorch without what this needs.
+    a plan with storages on the host or sub-batches, and a release of PyTorch without what this needs.
     """
     if not callable(model):
         raise TypeError(f"compile: model must be a module or a function, got {type(model).__name__}; pass the model")

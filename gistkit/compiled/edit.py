@@ -16,7 +16,7 @@ from torch.fx.node import map_arg
 from gistkit.compiled import compat
 from gistkit.compiled.operators import convolving, dividing, materialised, rounding, taking, writing
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
-from gistkit.compiled.split import Pair, is_tensor, storage_bytes, value
+from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, value
 
 _ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
 
@@ -128,6 +128,20 @@ def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
     made = build(writing(), build(rounding(), node) if rounded else node)
     for reader in readers:
         reader.replace_input_with(node, made)
+
+
+def early(pair: Pair) -> None:
+    """Compute what forward saves, as a mask at the end of the graph, right behind what it is made of, which need not
+    live on until then: where Inductor decides on an order, it may leave it there."""
+    nodes, table, moved = list(pair.forward.graph.nodes), compat.operators(), set(pair.tensors)
+    for node in reversed(nodes):
+        if node in moved and (is_view(node) or (table.is_fusible(node) and not table.is_random(node))):
+            moved |= set(node.all_input_nodes)
+        else:
+            moved.discard(node)
+    for node in nodes:
+        if node in moved and node.all_input_nodes and (latest := max(node.all_input_nodes)).op == "call_function":
+            latest.append(node)
 
 
 def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:

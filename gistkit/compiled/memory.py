@@ -1,16 +1,18 @@
 """The peak of a compiled step, predicted from its two graphs.
 
 Counted are forward's inputs (parameters, buffers, the batch), what is kept between the graphs, gradients, and the
-buffers that live at a time: what an operator reads from memory or writes there. A pointwise operator whose readers all
-fuse has no buffer, one that reads a buffer of its size for the last time writes to that, and in forward one that makes
-less of an operand comes right behind it. Each buffer is freed behind its last reader, in the order of the graph, which
-Inductor may change; the optimiser's states, workspace of libraries and the allocator's gaps are not seen.
+buffers that live at a time. What a library reads or writes is a buffer, as is what a reduction makes, and a pointwise
+value that Inductor would not compute in each of its readers. A buffer is freed behind the last kernel that reads it,
+also through values without a buffer; a pointwise kernel that reads one of its size for the last time writes to that.
+:mod:`bench.compiled_peaks` compares this with Inductor's code. The optimiser's states, workspace of libraries, copies
+to other layouts, buffers that Inductor holds for a later one and the allocator's gaps are not seen.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import fx
@@ -18,10 +20,21 @@ from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat, operators  # noqa: F401 (defines the operator)
 from gistkit.compiled.rebuilds.rounding import readers_of
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, storage_of
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of
 
-_UNWRITTEN = ("prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default",
-              "gistkit.short.default")  # fmt: skip
+_WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat.default", "aten.scatter_add.default",
+            "aten.index_put.default")  # fmt: skip
+"""Operators that write a buffer and compute their operands within the same kernel."""
+_UNWRITTEN = "prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default"
+_SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
+
+
+class _Kernel(NamedTuple):
+    """What computes a node: the storages that it writes, with their bytes, and reads."""
+
+    node: fx.Node
+    made: dict[int, int]
+    reads: frozenset[int]
 
 
 def predicted_peak(pair: Pair) -> int:
@@ -47,59 +60,98 @@ def _storages(nodes: Iterable[fx.Node]) -> dict[int, int]:
 
 
 def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set[int] = frozenset()) -> int:  # type: ignore[assignment]
-    """The most bytes alive at a node: ``start`` is there from the beginning, ``stay`` to the end, ``elsewhere`` is
+    """The most bytes alive at a kernel: ``start`` is there from the beginning, ``stay`` to the end, ``elsewhere`` is
     counted by the caller. In forward the inputs are not freed: they are read by no one's leave."""
-    last: dict[int, fx.Node] = {}
     inputs_stay = not elsewhere
-    nodes = _shrinking_first(graph) if inputs_stay else list(graph.nodes)
-    for node in nodes:
-        if node.op == "output":  # in the middle of edits it still names what is not kept any more
-            continue
-        for read in (node, *node.all_input_nodes):
-            if is_tensor(read):
-                last[storage_of(read)] = node
+    kernels = _ordered(_kernels(graph, stay), {} if inputs_stay else start)
+    last = {key: kernel.node for kernel in kernels for key in (*kernel.made, *kernel.reads)}
     ends: dict[fx.Node, list[int]] = {}
     for key, node in last.items():
         if key not in stay and not (inputs_stay and key in start):
             ends.setdefault(node, []).append(key)
-    alive = dict(start)
+    alive, before = dict(start), frozenset[int]()
     total = peak = sum(alive.values())
-    for node in nodes:
-        if is_tensor(node) and node.op == "call_function" and _has_buffer(node, stay):
-            key = storage_of(node)
-            if key not in alive and key not in elsewhere:
-                total -= _reused(node, ends.get(node, ()), alive)
-                alive[key] = storage_bytes(node)
-                total += alive[key]
-                peak = max(peak, total)
-        for key in ends.get(node, ()):
+    for kernel in kernels:
+        made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
+        freed = ends.get(kernel.node, ())
+        if _is_pointwise(kernel.node):  # overwrites an operand, but none that the kernel before, fused with it, reads
+            own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
+            total -= next(own, 0)
+        before = kernel.reads
+        alive |= made
+        total += sum(made.values())
+        peak = max(peak, total)
+        for key in freed:
             total -= alive.pop(key, 0)
     return peak
 
 
-def _shrinking_first(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes, but what a fused kernel makes smaller than its operand (a mask) where that operand is made."""
-    places: dict[fx.Node, tuple[int, ...]] = {}
-    for i, node in enumerate(graph.nodes):
-        read = [n for n in node.all_input_nodes if is_tensor(n)]
-        shrinks = is_tensor(node) and any(storage_bytes(node) < storage_bytes(n) for n in read)
-        early = shrinks and node.op == "call_function" and compat.operators().is_fusible(node)
-        places[node] = (*max(places[n] for n in node.all_input_nodes), i) if early else (i,)
-    return sorted(graph.nodes, key=lambda node: places[node])
+def _ordered(kernels: list[_Kernel], start: dict[int, int]) -> list[_Kernel]:
+    """The kernels in an order of less memory, as Inductor looks for: in forward, what makes less than it reads, as a
+    mask, right behind that; what nothing else waits for and takes more than what it is made of, as casts of gradients,
+    at the end. ``start``: in backward, what can be freed from the beginning on."""
+    size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
+    awaited: set[int] = set()
+    late = set()
+    for kernel in reversed(kernels):
+        if awaited.isdisjoint(kernel.made) and sum(kernel.made.values()) > sum(size.get(k, 0) for k in kernel.reads):
+            late.add(kernel.node)
+        else:
+            awaited |= kernel.reads
+    places: dict[int, tuple[int, ...]] = {}
+    found: list[tuple[tuple[int, ...], int]] = []
+    for i, (node, made, reads) in enumerate(kernels):
+        place = (len(kernels), i) if node in late else (i,)
+        sources = [key for key in reads if key in places]
+        if place == (i,) and not start and _is_fusible(node) and any(sum(made.values()) < size[s] for s in sources):
+            place = (*max(places[key] for key in sources), i)
+        places.update(dict.fromkeys(made, place))
+        found.append((place, i))
+    return [kernels[i] for _, i in sorted(found)]
 
 
-def _reused(node: fx.Node, ends: Iterable[int], alive: dict[int, int]) -> int:
-    """Bytes of an operand that is read here for the last time and that a fused kernel overwrites; not alive then."""
-    if not compat.operators().is_fusible(node):
-        return 0
-    return next((alive.pop(key) for key in ends if alive.get(key) == storage_bytes(node)), 0)
+def _kernels(graph: fx.Graph, stay: set[int]) -> list[_Kernel]:
+    """The kernels of a graph. ``loads``: the storages that a reader of a node loads; ``counted``: the same as Inductor
+    counts them, a decoder as one."""
+    loads: dict[fx.Node, frozenset[int]] = {}
+    counted: dict[fx.Node, frozenset[int]] = {}
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    kernels: dict[tuple[int, int], _Kernel] = {}
+    for node in graph.nodes:
+        if node.op == "output":  # in the middle of edits it still names what is not kept any more
+            continue
+        loads[node] = frozenset().union(*(loads[n] for n in node.all_input_nodes))
+        counted[node] = frozenset().union(*(counted[n] for n in node.all_input_nodes))
+        if node.op != "call_function" or node.target is operator.getitem:
+            loads[node] = counted[node] = frozenset({storage_of(node)} if is_tensor(node) else ())
+            continue
+        if is_view(node) or str(node.target) in _UNWRITTEN:
+            continue
+        if node.target is torch.ops.gistkit.short.default:
+            counted[node] = frozenset({storage_of(node)})
+            continue
+        first = node
+        if _is_pointwise(node) and storage_of(node) not in stay and str(node.target) not in _WRITTEN:
+            readers, waits = readers_of(node), torch.ops.gistkit.materialised.default
+            read = any(not _is_fusible(n) or (n.target is waits and n.args[0] is not node) for n in readers)
+            if not read and (len(readers) == 1 or len(counted[node]) <= _SHARED_READS):
+                continue
+            first = min(node.users) if len(node.users) == 1 else node  # it becomes a buffer when that is lowered
+        results = [node] if is_tensor(node) else [n for n in node.users if is_tensor(n)]
+        made = {storage_of(n): storage_bytes(n) for n in results}
+        kernels[order[first], order[node]] = _Kernel(node, made, loads[node])
+        loads[node] = counted[node] = frozenset(made)
+    return [kernels[place] for place in sorted(kernels)]
 
 
-def _has_buffer(node: fx.Node, stay: set[int]) -> bool:
-    table = compat.operators()
-    if is_view(node) or str(node.target) in _UNWRITTEN:
+def _is_fusible(node: fx.Node) -> bool:
+    """Whether Inductor itself writes the kernel of a node, which computes the operands too."""
+    own = str(node.target).startswith("gistkit.") and node.target is not torch.ops.gistkit.convolved.default
+    return own or str(node.target) in _WRITTEN or compat.operators().is_fusible(node)
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    """Whether a fusible node makes as many elements as it reads."""
+    if not is_tensor(node) or not _is_fusible(node):
         return False
-    if storage_of(node) in stay or node.target is operator.getitem or not table.is_fusible(node):
-        return True
-    same = torch.ops.gistkit.materialised.default, torch.ops.gistkit.short.default  # their operand has no buffer then
-    return any(not table.is_fusible(user) and user.target not in same for user in readers_of(node))
+    return all(elements(n) <= elements(node) for n in node.all_input_nodes if is_tensor(n))

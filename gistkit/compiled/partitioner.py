@@ -42,11 +42,13 @@ left out, unless a budget asks for more."""
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for, as compiled graphs take it. ``budget``: of one step, as the caller wrote it."""
+    """What the caller asked for, as compiled graphs take it. ``budget``: of one step, as the caller wrote it. ``anew``:
+    a note on decisions of the caller's plan that graphs have no form for."""
 
     lossy: str | None = None
     fidelity: str = "bitwise"
     budget: int | str | None = None
+    anew: str = ""
 
     @property
     def exact(self) -> bool:
@@ -67,7 +69,7 @@ class Moves:
 
     def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
         self.pair, self.settings = pair, settings
-        self.notes: list[str] = []
+        self.notes = [settings.anew] if settings.anew else []
         self._saved = packing.own_tensors(pair)
         self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
@@ -141,6 +143,8 @@ class Moves:
         for node in self._saved if self._same else ():
             if not self.pair.is_saved(node) and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
+        if not self.settings.exact:
+            edit.early(self.pair)
         self.pair.finish()
 
     def rows(self) -> list[Kept]:

@@ -52,7 +52,7 @@ class CompiledReport:
     @property
     def notes(self) -> tuple[str, ...]:
         """What there is to know besides, of every graph."""
-        return tuple(note for graph in self.graphs for note in graph.notes)
+        return tuple(dict.fromkeys(note for graph in self.graphs for note in graph.notes))
 
     @property
     def rows(self) -> tuple[Kept, ...]:

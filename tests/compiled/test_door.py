@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_the_entry_point_is_the_backend():
 def test_words_that_mean_nothing(words, error, text):
     with pytest.raises(error, match=re.escape(text)):
         gistkit.compile(network(), **words)
+
+
+def test_what_graphs_cannot_do_of_a_plan_is_named(plain):
+    plan = gistkit.plan(network(), X, loss_fn=lambda y: y.sum())
+    dense = [d for d in plan.decisions if d.stays]
+
+    def with_all(**words):
+        return replace(plan, decisions=tuple(replace(d, **words) if d in dense else d for d in plan.decisions))
+
+    model = network()
+    assert_same(plain, step(gistkit.compile(model, plan=with_all(codec="zvc")), X, Y, loss_of))
+    (note,) = gistkit.report(model).notes
+    assert note.endswith(", ".join(f"storage {d.storage} (zvc)" for d in dense)) and dense
+    text = ", ".join(f"storage {d.storage} (dense)" for d in dense) + " on the host"
+    with pytest.raises(gistkit.CompileError, match=re.escape(text)):
+        gistkit.compile(model, plan=with_all(place="host"))
 
 
 def test_torch_compile_takes_a_compressed_model(plain):
