@@ -10,6 +10,15 @@ WITHIN = 0.15
 BEST = ("optimal", "graph:optimal")
 
 
+def newest(rows: list[Row]) -> list[Row]:
+    """Of the rows of one step under one policy and budget the last measured; networks without a budget are left out."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in sorted(rows, key=lambda r: r["time_utc"]):
+        found[(*(row[k] for k in ("model", "batch", "dtype", "channels_last", "policy", "budget")),)] = row
+    named = {r["model"] for r in rows if r["budget"]}
+    return [r for r in found.values() if r["model"] in named]
+
+
 def network_tables(rows: list[Row]) -> list[tuple[list[str], list[list[str]]]]:
     """Header and lines of a table a network: a column a precision and budget, a line a policy."""
     return [_table([r for r in rows if r["model"] == model]) for model in dict.fromkeys(r["model"] for r in rows)]

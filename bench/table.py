@@ -3,8 +3,9 @@
     python -m bench.table README.md ROWS.jsonl... [--check]
 
 Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps,
+``bench:training`` with that of steps that do not wait and of CUDA graphs,
 ``bench:compiled`` with that of compiled steps: of each the last commit whose rows have plain ``torch.compile`` too;
-``bench:prediction`` with those of steps under budgets, a network each.
+``bench:prediction`` with those of steps under budgets, a network each, the newest row of each.
 ``--check`` writes nothing and fails where the file would change.
 """
 
@@ -16,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.budget_table import network_tables, verdict
+from bench.budget_table import network_tables, newest, verdict
 from bench.rows import read
 from gistkit.benchmark.measure import MIB
 
@@ -85,8 +86,27 @@ def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
     return [*cells, f"{row['equal']} of {row['of']}{itself}"]
 
 
+def training_table(rows: list[Row]) -> str:
+    """Steps that do not wait for each other, plain and compressed, and the same steps as CUDA graphs, in another run,
+    where nothing is kept sparse."""
+    found: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in sorted(rows, key=lambda r: r["time_utc"]):
+        how = "graph" if "graph_ms" in row else "step"
+        found.setdefault((row["model"], row["conf"]), {})[f"{how} {row['variant']}"] = row
+    header = ["network", "dtype", "kept, MiB", "peak, MiB", "step, ms", "as a CUDA graph, ms"]
+    lines = []
+    for (model, conf), own in found.items():
+        plain, ours = own["step plain"], own["step gistkit"]
+        cells = [f"{plain[k]:,.0f} → {ours[k]:,.0f}" for k in ("kept_mib", "peak_mib")]
+        pairs = [(plain["step_ms"], ours["step_ms"])]
+        pairs += [tuple(own[f"graph {v}"]["graph_ms"] for v in ("plain", "gistkit"))] if "graph gistkit" in own else []
+        lines.append([model, conf, *cells, *(f"{a:.1f} → {b:.1f} ({b / a:.2f}x)" for a, b in pairs)])
+    return f"{markdown(header, lines, 2)}\n\n{conditions(rows)}, batch 128 (fp32: 64), 224² images."
+
+
 def budget_tables(rows: list[Row]) -> str:
     """Steps of every policy within budgets, measured and predicted."""
+    rows = newest(rows)
     tables = [markdown(header, lines, 1) for header, lines in network_tables(rows)]
     keys = (
         "Measured (predicted); bold: the fastest whose measured peak is within the budget; †: no plan within it, run "
@@ -116,10 +136,13 @@ def conditions(rows: list[Row]) -> str:
     )
 
 
+TABLES = {"step": step_table, "compiled": compiled_table, "training": training_table, "prediction": budget_tables}
+
+
 def filled(text: str, rows: list[Row]) -> str:
     """The text with every marked table made anew that there are rows for. Raises ValueError where a kind of rows has no
     marker, or one has no end."""
-    for kind, table in (("step", step_table), ("compiled", compiled_table), ("prediction", budget_tables)):
+    for kind, table in TABLES.items():
         own = [r for r in rows if r["kind"] == kind]
         begin, end = f"<!-- bench:{kind} -->", f"<!-- /bench:{kind} -->"
         if text.count(begin) != text.count(end) or (own and begin not in text):

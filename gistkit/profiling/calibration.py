@@ -197,7 +197,7 @@ def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, flo
     """GB/s to the host, from it and of both at once, between pinned memory and the device on streams of their own; and
     by which share an elementwise kernel takes longer beside that, the median of the three."""
     nbytes = sizes.copy_bytes // 2
-    hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory(device) for _ in range(2)]
+    hosts = [torch.zeros(nbytes, dtype=torch.uint8).pin_memory() for _ in range(2)]
     devices = [torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2)]
     d2h, h2d = ((torch.cuda.Stream(device), *pair) for pair in ((hosts[0], devices[0]), (devices[1], hosts[1])))
 
