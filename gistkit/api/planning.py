@@ -81,10 +81,9 @@ def plan(
     elements that are not zero in what may hold zeros, one number or by storage id (default: by the operator that made
     it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in training mode then see the statistics of
     each part; False: such a network is not cut. ``cuda_graph=True``: the step will be a CUDA graph
-    (:class:`gistkit.GraphedStep`), so the host's time does not count, nothing is sent to the host or kept in a form
-    whose size only a run tells, and the graph's copy of the batch and 64 MiB for the libraries are reserved. A loop
-    that holds the model's output takes its bytes beyond such a plan; a plan that reruns dropout is refused at the
-    capture.
+    (:class:`gistkit.GraphedStep`), so the host's time does not count, nothing is sent to the host, kept in a form
+    whose size only a run tells or rerun where that draws random numbers (dropout), and the graph's copy of the batch
+    and 64 MiB for the libraries are reserved. A loop that holds the model's output takes its bytes beyond such a plan.
 
     ``measure``: where the tasks' seconds and the workspace of convolutions come from. True: a few plain steps that run
     now, on a copy of the model, which must be real, and on fewer rows where the batch does not fit. False: arithmetic

@@ -41,7 +41,7 @@ class Task:
     ``writes`` holds what it makes or overwrites. ``flops`` counts a multiplication and an addition as two.
     ``moved_bytes`` is the device-memory traffic of PyTorch's own operators. ``transient_bytes`` is what it makes and
     frees itself beyond its reads and writes, at its worst moment; ``plain_bytes`` what PyTorch's own operators take of
-    that kind and gistkit's do not. ``conv`` is given for convolutions."""
+    that kind and gistkit's do not. ``conv`` is given for convolutions. ``draws``: it draws random numbers."""
 
     index: int
     phase: str
@@ -57,6 +57,7 @@ class Task:
     transient_bytes: int = 0
     conv: ConvShape | None = None
     plain_bytes: int = 0
+    draws: bool = False
 
     @property
     def part_name(self) -> str:

@@ -3,10 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gistkit
+from gistkit.capture import capture
 from gistkit.planning.cost import parse_budget
 from gistkit.planning.cost.table import GRAPH_LIBRARIES_BYTES
+from gistkit.planning.forms import recompute_plan
 
 X, TARGETS = torch.randn(16, 3, 32, 32), torch.arange(16) % 10
 BATCH_BYTES = X.nbytes + TARGETS.nbytes
@@ -47,3 +50,24 @@ def test_the_output_is_let_go_of():
 def test_policies_that_send_to_the_host_are_refused():
     with pytest.raises(gistkit.PlanError, match="or the plan is for a CUDA graph, which holds no transfers"):
         planned("vdnn-all", cuda_graph=True)
+
+
+def test_nothing_that_draws_runs_anew():
+    layers = [layer for n in (3, 8, 8, 8, 8) for layer in (nn.Conv2d(n, 8, 3, padding=1), nn.GELU())]
+    model = nn.Sequential(*layers[:4], nn.Dropout(0.5), *layers[4:], nn.Flatten(), nn.Linear(8192, 10)).train()
+    graph = capture(model, (X,), backward=True, loss_fn=F.cross_entropy, targets=(TARGETS,))
+    for cuda_graph in (False, True):
+        words = {"loss_fn": F.cross_entropy, "policy": "checkpoint", "cuda_graph": cuda_graph}
+        plan = gistkit.plan(model, X, TARGETS, hardware="h100-sxm", **words)
+        calls = {c for s in recompute_plan(graph, {d.storage: d for d in plan.decisions}).segments for c in s.calls}
+        assert calls and any(graph.calls[c].op == "dropout" for c in calls) is not cuda_graph
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_draws_where_it_drops(dropout):
+    class Attention(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=dropout)
+
+    graph = capture(Attention(), (torch.randn(2, 4, 8, 16, requires_grad=True),), backward=True)
+    assert any(task.draws for task in graph.tasks) is (dropout > 0)

@@ -72,7 +72,7 @@ class StepBuilder:
             of = self.graph.calls[call] if call >= 0 else None
             op, module = (_plain_name(span), "") if of is None else (of.op, of.module)
             work = span.flops, span.moved_bytes, span.dtype
-            task = Task(start, phase, op, call, module, (), (), *work, conv=_conv(span))
+            task = Task(start, phase, op, call, module, (), (), *work, conv=_conv(span), draws=span.draws)
             split = phase == BACKWARD and call in self._split
             self.tasks.extend(self._halves(task, span) if split else [task])
         last = max(0, len(self.tasks) - 1)

@@ -56,7 +56,8 @@ class Span:
     """Operators that ran one after the other for one forward call or one backward node. ``key``: (phase, provisional
     call number or node sequence number, node name). ``sources``: what it made, by what that was made of.
     ``unasked_bytes``: of a weight gradient that PyTorch makes beside the bias's although nobody asked for it.
-    ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too."""
+    ``reads_input``: whether a convolution's input must be there for its input gradient, taken by itself, too.
+    ``draws``: whether it draws random numbers."""
 
     key: Key
     ops: list[str] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Span:
     sources: dict[int, frozenset[int]] = field(default_factory=dict)
     unasked_bytes: int = 0
     reads_input: bool = False
+    draws: bool = False
 
 
 class Tracer(TorchDispatchMode):
@@ -262,6 +264,7 @@ class Tracer(TorchDispatchMode):
 
     def _write_down(self, span: Span, func: Any, args: tuple, kwargs: dict, out: Any, read: dict, made: dict) -> None:
         span.ops.append(func._schema.name)
+        span.draws = span.draws or _draws(func, args, kwargs)
         self._reads(span, read)
         fresh = {i: t for i, t in made.items() if i not in read}
         changed = fresh if not func._schema.is_mutable else made
@@ -284,6 +287,17 @@ class Tracer(TorchDispatchMode):
             return dict.fromkeys(made, frozenset(read))
         pairs = ((self._note(t).id, of) for t, of in made_of(args, out))
         return {i: frozenset(self._note(t).id for t in of) for i, of in pairs if i in made}
+
+
+def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether an operator draws random numbers: one of a generator, but for attention with a dropout of 0."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
+            return given != 0
+    return True
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

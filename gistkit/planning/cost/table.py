@@ -49,20 +49,22 @@ Ways = Callable[[Task, Hardware], tuple[Algorithm, ...]]
 class CostTable:
     """What everything costs on one device. ``algorithms[task]`` holds at least one entry; the first is what PyTorch is
     taken to run. ``densities`` are by storage of the SavedGraph, for those that may hold zeros; without any nothing is
-    kept sparse. ``ways`` gives the algorithms of any task."""
+    kept sparse. ``ways`` gives the algorithms of any task. ``captured``: the step runs as a CUDA graph."""
 
     hardware: Hardware
     algorithms: tuple[tuple[Algorithm, ...], ...]
     densities: Mapping[int, float]
     ways: Ways = task_algorithms
+    captured: bool = False
 
     def in_cuda_graph(self) -> CostTable:
         """The costs of the step's replays as a CUDA graph: the host issues nothing, the libraries hold more, and what a
-        graph cannot hold, forms whose size only a run tells and transfers to the host, cannot be chosen."""
+        graph cannot hold, forms whose size only a run tells, transfers to the host and reruns that draw random numbers,
+        cannot be chosen."""
         device = self.hardware
         nothing = dict.fromkeys(("d2h_gbps", "h2d_gbps", "both_gbps", "host_s", "runtime_host_s"), 0.0)
         nbytes = device.libraries_bytes + (GRAPH_LIBRARIES_BYTES if device.async_counts else 0)
-        return replace(self, hardware=replace(device, libraries_bytes=nbytes, **nothing), densities={})
+        return replace(self, hardware=replace(device, libraries_bytes=nbytes, **nothing), densities={}, captured=True)
 
     def task_s(self, task: int, algorithm: str = "") -> float:
         """Seconds of a task, by default under its first algorithm."""

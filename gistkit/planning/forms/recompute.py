@@ -62,10 +62,14 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
 
 
 class Replays:
-    """Which storages of a graph the runtime can run anew, and through which calls, under a plan's decisions."""
+    """Which storages of a graph the runtime can run anew, and through which calls, under a plan's decisions.
+    ``captured``: as a CUDA graph, where no random numbers can be drawn a second time."""
 
-    def __init__(self, graph: SavedGraph, decisions: Mapping[int, Decision] | None = None) -> None:
+    def __init__(
+        self, graph: SavedGraph, decisions: Mapping[int, Decision] | None = None, captured: bool = False
+    ) -> None:
         self.graph, self.decisions, self._judge = graph, decisions or {}, Judge(graph)
+        self._drawing = {task.call for task in graph.tasks if task.draws} if captured else ()
         self.own, self.late = self._judge.own, self._judge.late
         self._writers = {s: [c.index for c in calls] for s, calls in self._judge.writers.items()}
 
@@ -126,6 +130,8 @@ class Replays:
         if call.hidden:
             what += ", which is no call of a torch function (a custom autograd Function, scripted code)"
             raise PlanError(f"{what}; {remedy}")
+        if call.index in self._drawing:
+            raise PlanError(f"{what}, which draws random numbers, within a CUDA graph; {remedy}")
         strange = (call.options or {}).get("opaque")
         if strange:
             raise PlanError(f"{what}, whose argument of type {strange} cannot be kept for that; {remedy}")

@@ -39,7 +39,7 @@ def checkpoint(
     places = cuts(graph)
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
-    own, replays, simulator = own_decisions(graph), Replays(graph), Simulator(graph, costs)
+    own, replays, simulator = own_decisions(graph), Replays(graph, captured=costs.captured), Simulator(graph, costs)
     plans = []
     for chosen in (evenly(graph, places, count) for count in counts):
         boundaries = {graph.blocks[c.block].storage for c in chosen}

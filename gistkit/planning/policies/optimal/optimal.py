@@ -146,7 +146,7 @@ class Planning:
 
     def _whole(self, plans: Iterable[Plan]) -> Iterator[Plan]:
         """The plans that the class admits, under PyTorch's choice of algorithms."""
-        own, replays = own_decisions(self._graph), Replays(self._graph)
+        own, replays = own_decisions(self._graph), Replays(self._graph, captured=self._costs.captured)
         for plan in plans:
             admitted = self._allowed.admits(plan, self._graph)
             if not admitted or len(replays.able(plan.decisions)) < len(plan.decisions):

@@ -75,7 +75,7 @@ class Problem:
         listed = options(self.graph, self.costs, allowed.lossy)
         reading = Reading(self.graph)
         self.choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})
-        self.segments, self.layouts = candidates(self.index, listed)
+        self.segments, self.layouts = candidates(self.index, listed, self.costs.captured)
         self._strict = cache(lambda storage, masked: intolerant(storage, reading, masked) is not None)
         self.bare = Plan("optimal", graph.fingerprint, (), self.choices, sub_batches=parts, fidelity=allowed.fidelity)
         self._context = Context.of(self.bare, self.index)

@@ -24,19 +24,19 @@ Part = tuple[tuple[int, ...], frozenset[int]]
 
 
 def candidates(
-    index: StepIndex, options: Mapping[int, Sequence[Decision]]
+    index: StepIndex, options: Mapping[int, Sequence[Decision]], captured: bool = False
 ) -> tuple[tuple[Segment, ...], list[set[int]]]:
     """The segments that may run anew, each once, and by layout the numbers of its candidates. ``options`` by storage
     say what may come back at all: what may also be kept as it is, and is made in the forward by no op for itself."""
-    maker = _Maker(index, options)
+    maker = _Maker(index, options, captured)
     layouts = [maker.numbers(parts) for parts in _layouts(index.graph)]
     maker.numbers(_behind_convolutions(index))
     return tuple(maker.found), [layout for layout in layouts if layout]
 
 
 class _Maker:
-    def __init__(self, index: StepIndex, options: Mapping[int, Sequence[Decision]]) -> None:
-        self._index, self._options, self._replays = index, options, Replays(index.graph)
+    def __init__(self, index: StepIndex, options: Mapping[int, Sequence[Decision]], captured: bool) -> None:
+        self._index, self._options, self._replays = index, options, Replays(index.graph, captured=captured)
         fixed = self._replays.own | self._replays.late
         self._able = {s for s, listed in options.items() if s not in fixed and self._may_return(s, listed)}
         # nothing of their values is ever kept, so what is run anew goes through them
