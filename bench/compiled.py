@@ -3,7 +3,8 @@
     python -m bench.compiled --out bench/results/NAME.jsonl [--models resnet50,gpt2] [--confs bf16,fp32] [--max-s 500]
 
 ``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
-kept bytes are the model's own. Columns of a row:
+kept bytes are the model's own. ``gpt2-loss`` has the loss in its forward, as Hugging Face's models: it is in the graph
+then, and of the logits bf16 stays where the eager loss outside keeps fp32. Columns of a row:
 
 * ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
 * ``host_ms``: what the host takes to issue a step.
@@ -59,7 +60,7 @@ from gistkit.compiled import records_of
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
-    "swin_tiny_patch4_window7_224", "densenet121", "gpt2",
+    "swin_tiny_patch4_window7_224", "densenet121", "gpt2", "gpt2-loss",
 )  # fmt: skip
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
@@ -90,9 +91,9 @@ def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
 
 
 def _saved_on_cpu(model: nn.Module) -> Callable[..., Any]:
-    def called(x: torch.Tensor) -> torch.Tensor:
+    def called(x: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
         with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
-            return model(x)
+            return model(x, *targets)
 
     return called
 
@@ -132,11 +133,21 @@ USUAL = "eager,compile,gistkit,gistkit reassociated,gistkit fp8s"
 Bits = dict[str, torch.Tensor]
 
 
+class LossGPT(GPT):
+    """GPT-2 that gives its loss."""
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return F.cross_entropy(super().forward(x).flatten(0, -2), targets.flatten())
+
+
+TEXT = {"gpt2": GPT, "gpt2-loss": LossGPT}
+
+
 def batch_of(name: str, conf: str, options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of one step, the same in every row."""
     torch.manual_seed(1)
     count = options.batch or BATCH // (1 if conf == "bf16" else 2)
-    if name == "gpt2":
+    if name in TEXT:
         rows = max(1, count // 8)
         return tuple(torch.randint(TOKENS, (rows, LENGTH), device=options.device) for _ in range(2))  # type: ignore
     x = torch.randn(count, 3, options.image, options.image, device=options.device)
@@ -147,11 +158,12 @@ def batch_of(name: str, conf: str, options: argparse.Namespace) -> tuple[torch.T
 def model_of(name: str, conf: str, device: str) -> nn.Module:
     """The network with the same weights in every row; no dropout, whose draws differ between compiled and eager."""
     torch.manual_seed(0)
-    model: Any = (GPT(TOKENS, LENGTH) if name == "gpt2" else network(name)).to(device).train()
+    model: Any = TEXT[name](TOKENS, LENGTH) if name in TEXT else network(name)
+    model = model.to(device).train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-    return model.to(memory_format=torch.channels_last) if conf == "bf16" and name != "gpt2" else model
+    return model.to(memory_format=torch.channels_last) if conf == "bf16" and name not in TEXT else model
 
 
 class Run:
@@ -171,7 +183,10 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         torch.compiler.cudagraph_mark_step_begin()
         with self.narrow():
-            loss = F.cross_entropy(self.called(self.x).flatten(0, -2), self.targets.flatten())
+            if isinstance(self.model, LossGPT):
+                loss = self.called(self.x, self.targets)
+            else:
+                loss = F.cross_entropy(self.called(self.x).flatten(0, -2), self.targets.flatten())
         after_forward()
         loss.backward()
         if update:
