@@ -23,7 +23,7 @@ from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, 
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import check_per_sub_batch_norm
+from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.profiling import all_tensors
 from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
 
@@ -94,7 +94,8 @@ def plan(
     share and transfers beside the computation. ``optimal`` is never slower than another policy that fits, is of the
     class and runs under gistkit (all but ``plain``), except those in ``prediction.not_compared``, for which there was
     no time. ``contract`` says what the plan was made for, ``details["workspace"]``, where the tasks are measured, how
-    much of the convolutions' workspace channels_last would save.
+    much of the convolutions' workspace channels_last would save, ``details["host"]`` what a CUDA graph would gain where
+    the host sets the pace.
 
     Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
     :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known
@@ -136,6 +137,8 @@ def plan(
         if not remedy:
             raise
         raise BudgetError(error.budget_bytes, error.least_bytes, f"{error.remedy}; {remedy}") from None
+    waits = host_remedy(graph, costs, made)
+    details |= {"host": waits} if waits else {}
     made, inputs = replace(made, details={**made.details, **details}), inputs_of(*given)
     contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
     return with_times(replace(made, contract=contract), times)
@@ -191,6 +194,22 @@ def plan_graph(
     return replace(made, budget_bytes=budget_bytes, contract=contract, prediction=prediction)
 
 
+def host_remedy(graph: SavedGraph, costs: CostTable, made: Plan) -> str:
+    """What a plan's step gains as a CUDA graph, where the host sets its pace and a graph can hold it; else ''."""
+    if costs.captured or not costs.hardware.async_counts or any(d.on_host or d.form.sparse for d in made.decisions):
+        return ""
+    seconds = Simulator(graph, costs.in_cuda_graph()).run(made).step_s
+    if seconds > GRAPH_PAYS * made.step_s:
+        return ""
+    instead = f"{1e3 * seconds:.1f} ms, not {1e3 * made.step_s:.1f}"
+    return (
+        f"the host sets the pace: as a CUDA graph the step would take {instead}; plan with cuda_graph=True, and run "
+        "gistkit.GraphedStep"
+    )
+
+
+GRAPH_PAYS = 0.9
+"""A graph is named where the step takes at most this share of its time in one."""
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Ops that cuDNN runs with a reserve, and oneDNN (an LSTM alone) with a workspace, of sizes that it tells when it runs:
 a fake tensor has none of its bytes."""

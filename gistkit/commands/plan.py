@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from gistkit.api import costs_of, fitted, plan_graph, with_times
+from gistkit.api import costs_of, fitted, host_remedy, plan_graph, with_times
 from gistkit.api import read_steps as measured_steps
 from gistkit.commands.images import WIDE, add_images, image_step, prepare
 from gistkit.commands.wrong import input_errors, write
@@ -180,6 +180,9 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
         left_out = chosen.plan.prediction.not_compared
         if left_out:
             shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")
+        waits = host_remedy(found.graph, found.costs, chosen.plan)
+        if waits:
+            shown.print(waits)
     if found.times is not None:
         shown.print(f"seconds {told(found.times)}")
 

@@ -71,3 +71,12 @@ def test_attention_draws_where_it_drops(dropout):
 
     graph = capture(Attention(), (torch.randn(2, 4, 8, 16, requires_grad=True),), backward=True)
     assert any(task.draws for task in graph.tasks) is (dropout > 0)
+
+
+def test_a_plan_that_waits_for_the_host_names_the_graph():
+    made = planned("checkpoint")
+    as_graph = planned("checkpoint", cuda_graph=True)
+    assert f"as a CUDA graph the step would take {1e3 * as_graph.step_s:.1f} ms, not" in made.details["host"]
+    assert "host" not in as_graph.details and "host" not in planned("vdnn-all").details
+    cpu = gistkit.plan(gistkit.zoo.resnet18(num_classes=10, image_size=32), X, hardware="cpu", policy="checkpoint")
+    assert "host" not in cpu.details
