@@ -91,8 +91,8 @@ class Lanes:
             if lane.has_room(worst_bytes):
                 break
         else:
-            nbytes = max(self._nbytes, worst_bytes + (lane_cells(worst_bytes) + 2) * CELL_BYTES)
-            span = self._arena.take(nbytes)
+            # cells of twice as much, as they and the rounded span want some more
+            span = self._arena.take(max(self._nbytes, worst_bytes + lane_cells(2 * worst_bytes) * CELL_BYTES))
             try:
                 lane = Lane(self._backend, span)
             except BaseException:  # no device memory for where its encodings begin

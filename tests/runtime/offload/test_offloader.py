@@ -221,3 +221,12 @@ def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
     assert got.payload[2].numel() == got.nonzeros == 70 and parcel.device_bytes < 2000
     device.finish()
     assert torch.equal(codec("zvc").decode(got), x) and not device.violations
+
+
+@pytest.mark.parametrize("name, slots", [("zvc", 611), ("zvc", 3744), ("csr", 11626)])
+def test_a_lane_for_one_encoding_has_room_for_its_cells(name, slots):
+    """Of 2.2 to 16 MiB in the worst case: there a lane has a cell to every page."""
+    x = torch.ones(slots * codec(name).slot)
+    offloader = Offloader(Backend(), arena_bytes=0, run_ahead_bytes=0, arrival_bytes=0)
+    got = offloader.put(codec(name).begin(x)).get()
+    assert torch.equal(codec(name).decode(got), x)
