@@ -59,8 +59,9 @@ class Lane:
         if shipments[-1].stop + worst_bytes > self.nbytes:
             below = 0
             for shipment in reversed(shipments):
+                known = shipment.known()  # which makes it as small as what is stored
                 below += shipment.nbytes
-                if shipment.known():
+                if known:
                     below += shipment.start
                     break
             shipments[-1].stop = below

@@ -230,3 +230,16 @@ def test_a_lane_for_one_encoding_has_room_for_its_cells(name, slots):
     offloader = Offloader(Backend(), arena_bytes=0, run_ahead_bytes=0, arrival_bytes=0)
     got = offloader.put(codec(name).begin(x)).get()
     assert torch.equal(codec(name).decode(got), x)
+
+
+def test_what_has_just_been_sent_takes_no_more_of_a_lane_than_it_stores(device):
+    x = torch.zeros(100_000)
+    encoded = codec("zvc").begin(x)
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=600_000)
+    parcels = []
+    for _ in range(8):  # of 13 KB each, and 415 KB in the worst case
+        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        parcels.append(offloader.put(encoded.over(tuple(payload))))
+        del payload
+        device.finish()
+    assert offloader.lanes.nbytes == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
