@@ -71,3 +71,10 @@ def test_attention_draws_where_it_drops(dropout):
 
     graph = capture(Attention(), (torch.randn(2, 4, 8, 16, requires_grad=True),), backward=True)
     assert any(task.draws for task in graph.tasks) is (dropout > 0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_randomized_relu_draws_where_it_is_trained(training):
+    layers = nn.Sequential(nn.Linear(8, 8), nn.RReLU().train(training))
+    graph = capture(layers, (torch.randn(4, 8, requires_grad=True),), backward=True)
+    assert {task.op for task in graph.tasks if task.draws} == ({"rrelu"} if training else set())
