@@ -157,6 +157,17 @@ def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
             call()
 
 
+def test_what_is_stored_is_not_read_from_a_lane_after_a_close(device):
+    encoded = codec("zvc").begin(torch.ones(3000))
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
+    payloads = [[device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload] for _ in range(2)]
+    known, unknown = (offloader.put(encoded.over(tuple(payload))) for payload in payloads)
+    while known.stored() is None:
+        device._step()
+    offloader.close()
+    assert known.stored() == 3000 and unknown.stored() is None
+
+
 def test_an_offloader_that_is_dropped_unpins_its_memory(device):
     offloader = Offloader(device, MIB, 1000, 0)
     parcel = put(offloader, device, 100)
