@@ -254,3 +254,18 @@ def test_what_has_just_been_sent_takes_no_more_of_a_lane_than_it_stores(device):
         del payload
         device.finish()
     assert offloader.lanes.nbytes == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
+
+
+def test_what_was_fetched_before_its_size_was_known_does_not_take_another_ones(device):
+    """The second one lies where the first one has lain, and says so in the same place."""
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
+    parcels = []
+    for x in (torch.ones(3000), torch.ones(70)):
+        encoded = codec("zvc").begin(x)
+        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        parcels.append(offloader.put(encoded.over(tuple(payload))))
+        if len(parcels) == 1:
+            parcels[0].get()
+    device.finish()
+    assert len({p._record.shipment._memory for p in parcels}) == 1
+    assert [p.stored() for p in parcels] == [None, 70]
