@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -37,17 +38,30 @@ def untouched_random_states() -> Iterator[None]:
             numpy.random.set_state(in_numpy)
 
 
+class _Collection:
+    """How many contexts of any threads have turned the collection off, and whether it was on before the first."""
+
+    lock = threading.Lock()
+    off, was_on = 0, False
+
+
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Turns Python's collection of cyclic garbage off: captures and plans make millions of small objects that stay, of
-    which a full collection beside PyTorch takes 0.2 s, and by chance it would end lives that are being watched."""
-    was = gc.isenabled()
-    gc.disable()
+    """Turns Python's collection of cyclic garbage off, until the last such context of all threads ends: captures and
+    plans make millions of small objects that stay, of which a full collection beside PyTorch takes 0.2 s, and by chance
+    it would end lives that are being watched, or a CUDA graph while another one is captured."""
+    with _Collection.lock:
+        if not _Collection.off:
+            _Collection.was_on = gc.isenabled()
+        gc.disable()
+        _Collection.off += 1
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        with _Collection.lock:
+            _Collection.off -= 1
+            if not _Collection.off and _Collection.was_on:
+                gc.enable()
 
 
 @contextmanager

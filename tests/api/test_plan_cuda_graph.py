@@ -80,3 +80,10 @@ def test_a_plan_that_waits_for_the_host_names_the_graph():
     assert "host" not in as_graph.details and "host" not in planned("vdnn-all").details
     cpu = gistkit.plan(gistkit.zoo.resnet18(num_classes=10, image_size=32), X, hardware="cpu", policy="checkpoint")
     assert "host" not in cpu.details
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_randomized_relu_draws_where_it_is_trained(training):
+    layers = nn.Sequential(nn.Linear(8, 8), nn.RReLU().train(training))
+    graph = capture(layers, (torch.randn(4, 8, requires_grad=True),), backward=True)
+    assert {task.op for task in graph.tasks if task.draws} == ({"rrelu"} if training else set())

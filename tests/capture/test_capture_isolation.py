@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from gistkit.capture import uncollected
 from gistkit.capture.entry import capture
 from gistkit.errors import CaptureError
 from tests.support.graphs import Apply, captured, conv, fake_batch, ops
@@ -112,3 +113,22 @@ def test_hooks_replaced_forwards_and_uncopyable_models_are_refused():
     stubborn.lock = (i for i in range(3))
     with pytest.raises(CaptureError, match="could not be captured on a copy"):
         capture(stubborn, (fake_batch(2, 8, 4, 4),))
+
+
+def test_garbage_stays_until_the_last_of_several_threads_is_done():
+    first, second, third = uncollected(), uncollected(), uncollected()
+    was = gc.isenabled()
+    gc.enable()
+    try:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert not gc.isenabled()  # a plan of another thread must not end this within a capture
+        second.__exit__(None, None, None)
+        assert gc.isenabled()
+        gc.disable()
+        with third:
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable() if was else gc.disable()

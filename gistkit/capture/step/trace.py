@@ -30,6 +30,8 @@ _REDUCED = {
     _aten.soft_margin_loss.default,
 }
 """Losses whose scalar keeps the storage in which the loss of every element was laid; a fake one does not show that."""
+_DRAWING = frozenset(("dropout_p", "dropout", "train", "training"))
+"""Arguments without which nothing is drawn: attention, recurrent layers, ``native_dropout``, RReLU."""
 Key = tuple[str, int | None, str]
 
 
@@ -290,13 +292,14 @@ class Tracer(TorchDispatchMode):
 
 
 def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
-    """Whether an operator draws random numbers: one of a generator, but for attention with a dropout of 0."""
+    """Whether an operator draws random numbers: one of a generator, unless it is told not to."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     for place, argument in enumerate(func._schema.arguments):
-        if argument.name == "dropout_p":
+        if argument.name in _DRAWING:
             given = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-            return given != 0
+            if given is not None and not given:  # dropout's None is True
+                return False
     return True
 
 

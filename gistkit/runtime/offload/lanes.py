@@ -59,8 +59,9 @@ class Lane:
         if shipments[-1].stop + worst_bytes > self.nbytes:
             below = 0
             for shipment in reversed(shipments):
+                known = shipment.known()  # which makes it as small as what is stored
                 below += shipment.nbytes
-                if shipment.known():
+                if known:
                     below += shipment.start
                     break
             shipments[-1].stop = below
@@ -91,8 +92,8 @@ class Lanes:
             if lane.has_room(worst_bytes):
                 break
         else:
-            nbytes = max(self._nbytes, worst_bytes + (lane_cells(worst_bytes) + 2) * CELL_BYTES)
-            span = self._arena.take(nbytes)
+            # cells of twice as much, as they and the rounded span want some more
+            span = self._arena.take(max(self._nbytes, worst_bytes + lane_cells(2 * worst_bytes) * CELL_BYTES))
             try:
                 lane = Lane(self._backend, span)
             except BaseException:  # no device memory for where its encodings begin

@@ -117,7 +117,8 @@ class Offloader:
         with self._locked():
             shipment = record.shipment
             assert shipment is not None
-            shipment.known()
+            if self._open:
+                shipment.known()
             return shipment.total
 
     def close(self) -> None:

@@ -157,6 +157,17 @@ def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
             call()
 
 
+def test_what_is_stored_is_not_read_from_a_lane_after_a_close(device):
+    encoded = codec("zvc").begin(torch.ones(3000))
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
+    payloads = [[device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload] for _ in range(2)]
+    known, unknown = (offloader.put(encoded.over(tuple(payload))) for payload in payloads)
+    while known.stored() is None:
+        device._step()
+    offloader.close()
+    assert known.stored() == 3000 and unknown.stored() is None
+
+
 def test_an_offloader_that_is_dropped_unpins_its_memory(device):
     offloader = Offloader(device, MIB, 1000, 0)
     parcel = put(offloader, device, 100)
@@ -221,3 +232,40 @@ def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
     assert got.payload[2].numel() == got.nonzeros == 70 and parcel.device_bytes < 2000
     device.finish()
     assert torch.equal(codec("zvc").decode(got), x) and not device.violations
+
+
+@pytest.mark.parametrize("name, slots", [("zvc", 611), ("zvc", 3744), ("csr", 11626)])
+def test_a_lane_for_one_encoding_has_room_for_its_cells(name, slots):
+    """Of 2.2 to 16 MiB in the worst case: there a lane has a cell to every page."""
+    x = torch.ones(slots * codec(name).slot)
+    offloader = Offloader(Backend(), arena_bytes=0, run_ahead_bytes=0, arrival_bytes=0)
+    got = offloader.put(codec(name).begin(x)).get()
+    assert torch.equal(codec(name).decode(got), x)
+
+
+def test_what_has_just_been_sent_takes_no_more_of_a_lane_than_it_stores(device):
+    x = torch.zeros(100_000)
+    encoded = codec("zvc").begin(x)
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=600_000)
+    parcels = []
+    for _ in range(8):  # of 13 KB each, and 415 KB in the worst case
+        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        parcels.append(offloader.put(encoded.over(tuple(payload))))
+        del payload
+        device.finish()
+    assert offloader.lanes.nbytes == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
+
+
+def test_what_was_fetched_before_its_size_was_known_does_not_take_another_ones(device):
+    """The second one lies where the first one has lain, and says so in the same place."""
+    offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
+    parcels = []
+    for x in (torch.ones(3000), torch.ones(70)):
+        encoded = codec("zvc").begin(x)
+        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
+        parcels.append(offloader.put(encoded.over(tuple(payload))))
+        if len(parcels) == 1:
+            parcels[0].get()
+    device.finish()
+    assert len({p._record.shipment._memory for p in parcels}) == 1
+    assert [p.stored() for p in parcels] == [None, 70]
