@@ -131,14 +131,13 @@ def written(pair: Pair, node: fx.Node, rounded: bool) -> None:
 
 
 def early(pair: Pair) -> None:
-    """Compute what forward saves, as a mask at the end of the graph, right behind what it is made of, which need not
-    live on until then: where Inductor decides on an order, it may leave it there."""
-    nodes, table, moved = list(pair.forward.graph.nodes), compat.operators(), set(pair.tensors)
+    """Compute what only backward reads, as a mask at the end of the graph, right behind what it is made of, which need
+    not live on until then. What forward reads too stays: Inductor would fuse, and add up, in another order."""
+    nodes, table, kept, moved = list(pair.forward.graph.nodes), compat.operators(), set(pair.tensors), set[fx.Node]()
     for node in reversed(nodes):
-        if node in moved and (is_view(node) or (table.is_fusible(node) and not table.is_random(node))):
-            moved |= set(node.all_input_nodes)
-        else:
-            moved.discard(node)
+        unread = all([user in moved for user in node.users if user.op != "output"] or [node in kept])
+        if unread and (is_view(node) or (table.is_fusible(node) and not table.is_random(node))):
+            moved.add(node)
     for node in nodes:
         if node in moved and node.all_input_nodes and (latest := max(node.all_input_nodes)).op == "call_function":
             latest.append(node)

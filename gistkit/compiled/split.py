@@ -72,9 +72,10 @@ class Pair:
         outputs = list(forward.graph.output_node().args[0])  # type: ignore[arg-type]
         self.outputs, self.saved = outputs[:results], outputs[results:]
         self.inputs: list[fx.Node] = list(forward.graph.find_nodes(op="placeholder"))
-        taken = {node.name for node in self.saved if isinstance(node, fx.Node)}
-        placeholders = backward.graph.find_nodes(op="placeholder")
-        self._places: dict[str, fx.Node] = {node.name: node for node in placeholders if node.name in taken}
+        taken = [node.name for node in self.saved if isinstance(node, fx.Node)]
+        found = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+        states = (node for name, node in found.items() if name.startswith("rng_state_output_"))  # of a draw run anew
+        self._places: dict[str, fx.Node] = {name: found[name] if name in found else next(states) for name in taken}
         self._written = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
 
     @property
