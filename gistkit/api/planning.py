@@ -22,10 +22,14 @@ from gistkit.ir import Plan, SavedGraph
 from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
+from gistkit.planning.forms import Replays
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator, check_per_sub_batch_norm
 from gistkit.profiling import all_tensors
 from gistkit.runtime import TrialSteps, assigned, autocast_in_force, check_max_error, inputs_of
+
+GRAPH_PAYS = 0.9
+"""A CUDA graph is named where a step takes at most this share of its time in one."""
 
 
 @renamed(reserve="reserved_bytes=", batch_statistics="per_sub_batch_norm=True")
@@ -198,6 +202,8 @@ def host_remedy(graph: SavedGraph, costs: CostTable, made: Plan) -> str:
     """What a plan's step gains as a CUDA graph, where the host sets its pace and a graph can hold it; else ''."""
     if costs.captured or not costs.hardware.async_counts or any(d.on_host or d.form.sparse for d in made.decisions):
         return ""
+    if len(Replays(graph, captured=True).able(made.decisions)) < len(made.decisions):
+        return ""
     seconds = Simulator(graph, costs.in_cuda_graph()).run(made).step_s
     if seconds > GRAPH_PAYS * made.step_s:
         return ""
@@ -208,8 +214,6 @@ def host_remedy(graph: SavedGraph, costs: CostTable, made: Plan) -> str:
     )
 
 
-GRAPH_PAYS = 0.9
-"""A graph is named where the step takes at most this share of its time in one."""
 RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 """Ops that cuDNN runs with a reserve, and oneDNN (an LSTM alone) with a workspace, of sizes that it tells when it runs:
 a fake tensor has none of its bytes."""

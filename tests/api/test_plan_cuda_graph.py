@@ -61,6 +61,7 @@ def test_nothing_that_draws_runs_anew():
         plan = gistkit.plan(model, X, TARGETS, hardware="h100-sxm", **words)
         calls = {c for s in recompute_plan(graph, {d.storage: d for d in plan.decisions}).segments for c in s.calls}
         assert calls and any(graph.calls[c].op == "dropout" for c in calls) is not cuda_graph
+        assert "host" not in plan.details  # this plan as a graph would be refused, or is one
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
