@@ -77,6 +77,17 @@ def test_sparse_encodings_in_a_lane(backend, name, asleep):
     offloader.close()
 
 
+@pytest.mark.parametrize("name, slots", [("zvc", 611), ("zvc", 3744), ("csr", 11626)])
+def test_a_lane_for_one_encoding_has_room_for_its_cells(backend, name, slots):
+    """All values stored: 2.2 to 16 MiB, where a lane has a cell to every page."""
+    x = torch.arange(1, slots * CODECS[name].slot + 1, device="cuda").float()
+    offloader = Offloader(backend, arena_bytes=0, run_ahead_bytes=0, arrival_bytes=0)
+    parcel = offloader.put(CODECS[name].begin(x))
+    assert same_bits(CODECS[name].decode(parcel.get()), x)
+    del parcel
+    offloader.close()
+
+
 @pytest.mark.parametrize("name", ("dense", "zvc"))
 def test_a_thread_that_has_not_called_cuda_and_a_stream_of_its_own(backend, name):
     offloader = Offloader(backend, 64 * MIB, 0, 8 * MIB, 16 * MIB)
