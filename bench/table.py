@@ -4,7 +4,8 @@
 
 Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps,
 ``bench:training`` with that of steps that do not wait and of CUDA graphs,
-``bench:compiled`` with that of compiled steps: of each the last commit whose rows have plain ``torch.compile`` too;
+``bench:compiled`` with that of compiled steps, a line a network, ``bench:compiled-rows`` with a line a step: of each
+the last commit whose rows have plain ``torch.compile`` too;
 ``bench:prediction`` with those of steps under budgets, a network each, the newest row of each.
 ``--check`` writes nothing and fails where the file would change.
 """
@@ -48,31 +49,60 @@ def _step_line(r: Row, timed: bool, width: int) -> list[str]:
 
 
 PLAIN = "compile deterministic"
-COMPILED = {f"gistkit {word}": f"gistkit {word}" for word in ("deterministic", "reassociated", "fp8s")}
-COMPILED["gistkit deterministic"] = "gistkit"
+COMPILED = {
+    "gistkit deterministic": "bitwise", "gistkit reassociated": "reassociated", "gistkit fp8s": "fp8s"
+}  # fmt: skip
 """Variants of compiled steps in the table, and their names there."""
 SHARED = {"compile": PLAIN, "gistkit": "gistkit deterministic"}
 """What stands for these where all variants shared their caches."""
 
 
 def compiled_table(rows: list[Row]) -> str:
+    """A line a network: plain ``torch.compile``, and of each class how many times less is kept, how many times lower
+    the peak is, and what the kernels take more."""
+    header = ["network", "dtype", "`torch.compile`: kept, peak, kernels", *(f"`{name}`" for name in COMPILED.values())]
+    lines = []
+    for (model, conf), found in _compiled_runs(rows).items():
+        plain = found[-1][PLAIN]
+        cells = [
+            model,
+            conf,
+            f"{plain['kept_mib']:,.0f} MiB, {plain['peak_mib']:,.0f} MiB, {plain['device_ms']:.1f} ms",
+        ]
+        for variant in COMPILED:
+            run = next((run for run in reversed(found) if variant in run), None)
+            cells.append(_compiled_cell(run[variant], run[PLAIN]) if run else "")
+        lines.append(cells)
+    return f"{markdown(header, lines, 2)}\n\n{conditions(rows)}, batch 128 (fp32: 64), 224² images."
+
+
+def _compiled_cell(row: Row, plain: Row) -> str:
+    kept, peak = (f"{plain[k] / row[k]:.2f}x" for k in ("kept_mib", "peak_mib"))
+    return f"{kept}, {peak}, {100 * (row['device_ms'] / plain['device_ms'] - 1):+.0f} %"
+
+
+def compiled_rows_table(rows: list[Row]) -> str:
     """Kept bytes, peak and the kernels' time of a compiled step, each against plain ``torch.compile`` in one run."""
-    runs: dict[tuple[str, str], list[dict[str, Row]]] = {}
-    rows = [r for r in rows if "device_ms" in r and not r["mode"]]
-    if not any(r["variant"] == PLAIN for r in rows):  # caches were shared: no variant's kernels were chosen anew
-        rows = [{**r, "variant": SHARED.get(r["variant"], r["variant"])} for r in rows]
-    for case in dict.fromkeys((r["model"], r["conf"]) for r in rows):
-        own = [r for r in rows if (r["model"], r["conf"]) == case]
-        commits = dict.fromkeys(r["commit"] for r in own)
-        found = [{r["variant"]: r for r in own if r["commit"] == commit} for commit in commits]
-        runs[case] = [run for run in found if PLAIN in run]
     header = ["network", "dtype", "step", "kept, MiB", "peak, MiB", "kernels, ms", "gradients bit-equal"]
     lines = []
-    for found in runs.values():
+    for found in _compiled_runs(rows).values():
         for variant, name in COMPILED.items():
             run = next((run for run in reversed(found) if variant in run), None)
             lines += [_compiled_line(run[variant], run[PLAIN], name)] if run else []
     return f"{markdown(header, lines, 3)}\n\n{conditions(rows)}, batch 128 (fp32: 64), 224² images."
+
+
+def _compiled_runs(rows: list[Row]) -> dict[tuple[str, str], list[dict[str, Row]]]:
+    """By network and dtype, the runs that have plain ``torch.compile`` too, in the order of their commits' rows."""
+    rows = [r for r in rows if "device_ms" in r and not r["mode"]]
+    if not any(r["variant"] == PLAIN for r in rows):  # caches were shared: no variant's kernels were chosen anew
+        rows = [{**r, "variant": SHARED.get(r["variant"], r["variant"])} for r in rows]
+    runs: dict[tuple[str, str], list[dict[str, Row]]] = {}
+    for case in dict.fromkeys((r["model"], r["conf"]) for r in rows):
+        own = [r for r in rows if (r["model"], r["conf"]) == case]
+        found = [{r["variant"]: r for r in own if r["commit"] == c} for c in dict.fromkeys(r["commit"] for r in own)]
+        runs[case] = [run for run in found if PLAIN in run]
+    return runs
 
 
 def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
@@ -136,19 +166,26 @@ def conditions(rows: list[Row]) -> str:
     )
 
 
-TABLES = {"step": step_table, "compiled": compiled_table, "training": training_table, "prediction": budget_tables}
+TABLES = {
+    "step": ("step", step_table), "training": ("training", training_table), "prediction": ("prediction", budget_tables),
+    "compiled": ("compiled", compiled_table), "compiled-rows": ("compiled", compiled_rows_table),
+}  # fmt: skip
+"""By marker, the kind of rows and the table of them."""
 
 
 def filled(text: str, rows: list[Row]) -> str:
     """The text with every marked table made anew that there are rows for. Raises ValueError where a kind of rows has no
     marker, or one has no end."""
-    for kind, table in TABLES.items():
+    kinds = {marker: kind for marker, (kind, _) in TABLES.items() if f"<!-- bench:{marker} -->" in text}
+    for kind in sorted({r["kind"] for r in rows} & {kind for kind, _ in TABLES.values()} - set(kinds.values())):
+        raise ValueError(f"the file needs <!-- bench:{kind} --> and its <!-- /bench:{kind} -->, got none; add both")
+    for marker, (kind, table) in TABLES.items():
         own = [r for r in rows if r["kind"] == kind]
-        begin, end = f"<!-- bench:{kind} -->", f"<!-- /bench:{kind} -->"
-        if text.count(begin) != text.count(end) or (own and begin not in text):
+        begin, end = f"<!-- bench:{marker} -->", f"<!-- /bench:{marker} -->"
+        if text.count(begin) != text.count(end):
             found = f"{text.count(begin)}, {text.count(end)}"
             raise ValueError(f"the file needs {begin} and its {end}, got {found}; add both")
-        if own:
+        if own and begin in text:
             body = f"{begin}\n{table(own)}\n{end}"
             text = re.sub(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, body=body: body, text, flags=re.DOTALL)
     return text

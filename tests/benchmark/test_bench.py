@@ -79,9 +79,11 @@ def test_table_of_compiled_steps_compares_within_a_commit():
 
     rows = [row("compile deterministic", "a", 100.0), row("gistkit fp8s", "a", 25.0)]
     rows += [row("compile deterministic", "b", 80.0), row("gistkit deterministic", "b", 40.0, equal=4, of=4)]
+    done = table.filled("<!-- bench:compiled-rows -->\n<!-- /bench:compiled-rows -->\n", rows)
+    assert "| bitwise | 80 → 40 (2.00x less) | 160 → 80 (2.00x less) | 10.0 → 10.0 (+0 %) | 4 of 4 |" in done
+    assert "| fp8s | 100 → 25 (4.00x less) |" in done and "commit a / b" in done
     done = table.filled("<!-- bench:compiled -->\n<!-- /bench:compiled -->\n", rows)
-    assert "| gistkit | 80 → 40 (2.00x less) | 160 → 80 (2.00x less) | 10.0 → 10.0 (+0 %) | 4 of 4 |" in done
-    assert "| gistkit fp8s | 100 → 25 (4.00x less) |" in done and "commit a / b" in done
+    assert "| vgg16 | bf16 | 80 MiB, 160 MiB, 10.0 ms | 2.00x, 2.00x, +0 % |  | 4.00x, 4.00x, +0 % |" in done
     with pytest.raises(ValueError, match="bench:compiled"):
         table.filled("", rows)
 
