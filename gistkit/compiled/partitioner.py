@@ -15,10 +15,12 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import fx
 
 from gistkit.compiled import compat, edit, pools, record
 from gistkit.compiled.forms import packing
+from gistkit.compiled.forms.bits import laid_out
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
@@ -26,7 +28,7 @@ from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, memory_order, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
@@ -140,8 +142,9 @@ class Moves:
 
     def finish(self) -> None:
         """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
-        for node in self._saved if self._same else ():
-            if not self.pair.is_saved(node) and not is_view(node):
+        for node in self._saved:  # a concatenation would be computed again within each norm that reads it
+            written = self._same or node.target is torch.ops.aten.cat.default
+            if written and not self.pair.is_saved(node) and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
@@ -191,12 +194,14 @@ class Moves:
         node = choice.node
         if choice.form is None or not self.pair.is_saved(node):
             return
-        fused = not isinstance(choice.form, Narrow)  # a narrow tensor that is read from memory is decoded once
+        form, fused = choice.form, not isinstance(choice.form, Narrow)  # what is read from memory is decoded once
+        if fused and value(node).dim() == 4 and not self.settings.exact:  # another layout sums in another order
+            form = laid_out(form, memory_order(value(node), compat.prefers_channels_last(self.pair.forward)))
         fuse = True if self._same else False if fused else None
-        payload = edit.encode(self.pair, node, choice.form, materialise=fuse, apart=self._same)
+        payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
         self._payload.update(part.name for part in payload)
         kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
-        self._made[node.name] = packing.described(node, choice.form.name, plain, kept, choice.reason)
+        self._made[node.name] = packing.described(node, form.name, plain, kept, choice.reason)
 
 
 @cache

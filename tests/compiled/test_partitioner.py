@@ -6,12 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gistkit.compiled import Settings, cut, record
+from gistkit.compiled import Settings, compat, cut, record
 from gistkit.compiled.edit import early
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.partitioner import Moves
+from gistkit.compiled.split import value
 from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, plain_step, run_edited
 
+aten = torch.ops.aten
 SETTINGS = Settings()
 
 
@@ -155,3 +157,54 @@ def test_a_checkpoint_that_draws_random_numbers(settings):
     ours, _ = run(loss_of, model, [(x, y)], settings)
     compared = slice(None) if settings.lossy is None else slice(1)  # fp8 rounds what the weights' gradients read
     assert_same(plain[0][compared], ours[0][compared])
+
+
+class Dense(nn.Module):
+    """Two layers of a DenseNet's block."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (8, 16))
+        self.convs = nn.ModuleList(nn.Conv2d(n, 8, 3, padding=1) for n in (8, 16))
+        self.stem, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(24, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for norm, conv in zip(self.norms, self.convs, strict=True):
+            x = torch.cat((x, conv(F.relu(norm(x)))), 1)
+        return self.head(x.mean((2, 3)))
+
+
+def moved(settings, model, x, y):
+    """The pair after all moves."""
+    found = []
+
+    def edit(pair):
+        moves = Moves(pair, settings)
+        moves.all()
+        moves.finish()
+        found.append(pair)
+
+    run_edited(edit, model, x, y)
+    return found[0]
+
+
+def test_a_concatenation_that_is_rebuilt_is_still_written_once_in_forward():
+    """Else Inductor computes it within each reader: a batch norm's statistics took ten times as long (H100)."""
+    _, x, y = case("conv")
+    pair = moved(Settings(fidelity="reassociated"), Dense(), x, y)
+    cats = pair.forward.graph.find_nodes(op="call_function", target=aten.cat.default)
+    assert [node for node in pair.saved if node in cats] == []
+    (first,) = (node for node in cats if value(node).shape[1] == 16)
+    assert [user.target for user in first.users] == [torch.ops.gistkit.written.default]
+
+
+def test_masks_are_decoded_in_the_layout_that_inductor_gives_to_images(monkeypatch):
+    """A mask of another layout has the masked gradient copied for the convolution that reads it."""
+    monkeypatch.setattr(compat, "prefers_channels_last", lambda graph: True)
+    model, x, y = case("vgg")
+    pair = moved(Settings(fidelity="reassociated"), model, x, y)
+    masks = [
+        n for n in pair.backward.graph.find_nodes(op="call_function", target=aten.ne.Scalar) if value(n).dim() == 4
+    ]
+    assert masks and all(value(n).is_contiguous(memory_format=torch.channels_last) for n in masks)

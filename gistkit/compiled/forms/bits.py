@@ -10,9 +10,10 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -83,6 +84,11 @@ class Signs:
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
         above = build(aten.logical_not.default, self.bits.decode(build, payload))
         return build(prims.convert_element_type.default, above, self.dtype)
+
+
+def laid_out(form: Any, order: tuple[int, ...]) -> Any:
+    """The form, decoded to dimensions in that order of memory."""
+    return replace(form, bits=laid_out(form.bits, order)) if isinstance(form, Signs) else replace(form, order=order)
 
 
 def signs(x: torch.Tensor, channels_last: bool = False) -> Signs | None:
