@@ -22,9 +22,10 @@ from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.readers import fuse_together
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, readers_of
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -194,6 +195,10 @@ class Moves:
         fused = not isinstance(choice.form, Narrow)  # a narrow tensor that is read from memory is decoded once
         fuse = True if self._same else False if fused else None
         payload = edit.encode(self.pair, node, choice.form, materialise=fuse, apart=self._same)
+        if isinstance(choice.form, Narrow) and choice.form.by_row and is_pointwise(node):
+            read = sorted(readers_of(node))
+            if not fuse_together(read[0], read[-1]):  # a residual stream: Inductor would add it up in several kernels
+                edit.written(self.pair, node, rounded=False)
         self._payload.update(part.name for part in payload)
         kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
         self._made[node.name] = packing.described(node, choice.form.name, plain, kept, choice.reason)
