@@ -14,8 +14,8 @@ from gistkit.compiled.edit import Builder, Cone, copied
 from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.pools import stand_in
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, value
+from gistkit.compiled.rebuilds.rounding import behind_views, is_low, is_pointwise
+from gistkit.compiled.split import Pair, elements, is_plain, is_tensor, is_view, value
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.dim_IntList, aten.sum.default)
@@ -31,14 +31,20 @@ def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
     _split_convolutions(pair, place, cone, large, lossy)
     end = _defer(pair, place, large)
 
-    def make(before: fx.Node) -> fx.Node:
+    root = behind_views(cone.root)  # stored in the shape of its sources: Inductor does not fuse other loops with theirs
+    same = elements(root) == elements(cone.root) and is_plain(root) and is_plain(cone.root)
+    root = root if same and root in cone.nodes else cone.root
+
+    def make(before: fx.Node, store: bool = False) -> fx.Node:
         build = Builder(pair.backward.graph, before, backward=True)
-        made = copied(pair, build, cone, {leaf: pair.place(leaf) for leaf in cone.leaves})[cone.root]
-        return build(rounding(), made) if is_low(made) else made
+        made = copied(pair, build, cone, {leaf: pair.place(leaf) for leaf in cone.leaves})[root]
+        made = build(rounding(), made) if is_low(made) else made
+        made = build(writing(), made) if store else made
+        return made if root is cone.root else build(aten.reshape.default, made, build.sizes(cone.root))
 
     users = sorted(place.users)
     if any(reads_memory(u) or u.meta.get(LOADS) for u in users):
-        made = Builder(pair.backward.graph, users[0], backward=True)(writing(), make(users[0]))
+        made = make(users[0], store=True)
         place.replace_all_uses_with(made)
         if not _store_shared(pair.backward.graph, made) and end is not None:
             _divide(pair.backward.graph, made, end, make)

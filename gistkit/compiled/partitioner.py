@@ -24,9 +24,10 @@ from gistkit.compiled.forms.bits import laid_out
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.readers import fuse_together
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise
+from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, readers_of
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, memory_order, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -199,6 +200,10 @@ class Moves:
             form = laid_out(form, memory_order(value(node), compat.prefers_channels_last(self.pair.forward)))
         fuse = True if self._same else False if fused else None
         payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
+        if isinstance(form, Narrow) and form.by_row and is_pointwise(node):
+            read = sorted(readers_of(node))
+            if not fuse_together(read[0], read[-1]):  # a residual stream: Inductor would add it up in several kernels
+                edit.written(self.pair, node, rounded=False)
         self._payload.update(part.name for part in payload)
         kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
         self._made[node.name] = packing.described(node, form.name, plain, kept, choice.reason)

@@ -22,8 +22,7 @@ from gistkit.compiled.forms.narrow import FLOATS, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.readers import readers, reads_memory
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, storage_bytes, storage_of, value
-from gistkit.formats import SCALE_BLOCK
+from gistkit.compiled.split import Pair, elements, is_tensor, memory_order, storage_bytes, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 LEAST_ROUNDED = 4096
@@ -100,7 +99,8 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
         exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
-    form = narrow(rounding.name, value(node), last)
+    row = value(node).shape[memory_order(value(node), last)[-1]]
+    form = narrow(rounding.name, value(node), last, by_row=_sums_rows(node, row))
     if isinstance(form, str):
         return Choice(node, None, form)
     return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form))
@@ -140,13 +140,23 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
 
 def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
     """How many kernels of its own a rounding takes: one to decode what a library reads; one to encode, unless Inductor
-    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it."""
-    row = form.shape[-1]
-    fits = not form.scaled or SCALE_BLOCK % row == 0 or row % SCALE_BLOCK == 0
-    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
-    read = [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
-    sums = any(elements(n) * row == elements(node) for r in read for n in (r, *r.users) if is_tensor(n))
+    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it, or
+    are the blocks."""
+    row, block, read = form.shape[-1], form.block, _read(node)
+    fits = not block or block % row == 0 or row % block == 0
+    sums = not form.by_row and _sums_rows(node, row)
     return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
+
+
+def _sums_rows(node: fx.Node, row: int) -> bool:
+    """Whether a kernel of forward that reads a tensor reduces over its rows, as a layer norm's."""
+    return any(elements(n) * row == elements(node) for r in _read(node) for n in (r, *r.users) if is_tensor(n))
+
+
+def _read(node: fx.Node) -> list[fx.Node]:
+    """What Inductor's kernels of forward compute of a tensor first, casts left out."""
+    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
+    return [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
 
 
 def _exponentiated(node: fx.Node, steps: int = 5) -> bool:

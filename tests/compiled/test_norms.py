@@ -1,0 +1,95 @@
+"""Layer norms on a GPU: what their kernels, as Inductor writes them for an H200, do besides."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from bench.compiled_bytes import norms_in_fp32
+from gistkit.compiled import Settings, record
+from gistkit.compiled.forms import narrow
+from tests.compiled.test_partitioner import run
+from tests.support.compiled_cases import loss_of
+
+with warnings.catch_warnings():  # PyTorch's own, of torch.jit
+    warnings.simplefilter("ignore")
+    from tests.support import gpu_code
+
+from gistkit.compiled.custom import Partitioner
+
+reads_code = pytest.mark.skipif(
+    not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names"
+)
+
+
+class Mlp(nn.Module):
+    """The second half of a transformer's block."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def stream(width, rows=64, length=256):
+    """Rows of ``width`` that layers add to, in fp32 where the first is not rounded."""
+    model = nn.Sequential(nn.Linear(32, width), Mlp(width), Mlp(width), nn.LayerNorm(width))
+    return model, torch.zeros(rows * 384 // width, length, 32)
+
+
+def loss(model, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        return model(x).float().square().mean()
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """The kernels of forward and backward, by width and settings."""
+    gpu_code.pretend_gpu(monkeypatch)
+    monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
+
+    def of(width, settings):
+        with norms_in_fp32():
+            return gpu_code.kernels(lambda: stream(width), loss, Partitioner(settings))
+
+    return of
+
+
+@reads_code
+@pytest.mark.parametrize("width", [96, 384, 768])
+def test_a_norms_kernels_encode_and_decode_its_rows(kernels, width):
+    with record.collected() as found:
+        forward, backward = kernels(width, Settings(lossy="fp8s"))
+    (graph,) = found
+    rows = [row for row in graph.rows if row.form == "fp8s_row"]
+    assert len(rows) == 3 and all(row.kept_bytes == row.plain_bytes // 2 // width * (width + 1) for row in rows)
+    norms = [text for text in forward if "libdevice.rsqrt" in text]
+    assert len(norms) == 3 and sum(text.count(".to(tl.float8e4nv)") for text in norms) == 3
+    assert all("// " not in text for text in norms)
+    decoders = [text for text in backward if "RSPLIT_SIZE" in text and ".to(tl.float32, bitcast=True)" in text]
+    assert decoders and all("ReductionHint.INNER" in text and "//" not in text for text in decoders)
+
+
+@reads_code
+@pytest.mark.parametrize("settings", [Settings(fidelity="reassociated"), Settings(lossy="fp8s")])
+def test_a_norms_backward_writes_its_output_again(kernels, settings):
+    """The weight's gradient behind it reads that; a kernel of its own would read what the norm's backward reads."""
+    _, backward = kernels(384, settings)
+    norms = [text for text in backward if "RSPLIT_SIZE" in text]
+    assert [text.count("tl.store(") for text in norms].count(4) >= 1  # two sums, two tensors
+    assert sum("% 384" in text for text in backward if text.startswith("pointwise")) == 1  # the loss's gradient
+
+
+def test_rows_are_rounded_with_a_scale_each():
+    model = nn.Sequential(nn.Linear(48, 96), Mlp(96), nn.Linear(96, 10))
+    x, y = torch.randn(512, 48), torch.randint(10, (512,))
+    (plain,), _ = run(loss_of, model, [(x, y)], None)
+    (ours,), (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
+    assert torch.equal(plain[0], ours[0])
+    errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[1:], strict=True)]
+    assert 0 < max(errors) < 0.06  # 3 bits of mantissa
+    assert {"fp8s_row", "fp8s"} <= {row.form for row in graph.rows}
