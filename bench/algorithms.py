@@ -73,7 +73,7 @@ def _rows(layer: str, batch: int, precision: str, layout: str, runs: int) -> Ite
     operands = {"forward": (x, weight), "weight": (x, dy), "input": (dy, weight)}
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
         for part, (first, second) in operands.items():
-            task = conv_task(part, tuple(x.shape), tuple(weight.shape), OPTIONS, x, layout == "channels_last")
+            task = conv_task(part, x.shape, weight.shape, OPTIONS, dtype, x.device, layout == "channels_last")
             own = pytorchs(task, x, weight, dy)
             expected, row = _measured(own, runs)
             yield {"part": part, "name": "pytorch", **row}

@@ -2,10 +2,12 @@
 
 from gistkit.kernels.compat import capturing, current_device, current_stream, torch_stream
 from gistkit.kernels.cudnn_convolutions import (
+    ENGINE,
     ConvTask,
     EnginePlan,
     conv_task,
     engine_plans,
+    engines,
     engines_missing,
     run_engine_plan,
 )

@@ -4,7 +4,8 @@ PyTorch takes the first plan of cuDNN's heuristics that its settings admit. Here
 workspace, and run: the heuristics' modes A and FALLBACK. Left out is what PyTorch leaves out (inputs converted to a
 narrower dtype; tensor cores for fp32 where TF32 is off; under deterministic algorithms what is not), and what does more
 than add the same products in another order (Winograd, FFT, sums in less than fp32): results are ``reassociated``.
-A plan is named as cuDNN names it, engine and knobs, with ``:`` for ``=``: ``eng68_k2:5_k13:0``.
+A plan is named as cuDNN names it, engine and knobs, with ``:`` for ``=``: ``eng68_k2:5_k13:0``. ``engine68`` is the
+first of an engine's plans by the heuristics, whatever its knobs, which change with the number of rows.
 
 Graphs and handles belong to a thread: cuDNN's handles may not be shared, and autograd runs backward in its own.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -32,10 +34,13 @@ OTHER_ARITHMETIC = (
     "WINOGRAD_TILE_13x13",
 )
 """cuDNN's notes of plans that are not ``reassociated``."""
+DEVICES = ("cuda",)
 PARTS = ("forward", "weight", "input")
 ALIGNED_BYTES = 16
 """Every operand begins at a multiple of this: what the frontend tells cuDNN of each."""
 INSTALL = "pip install gistkit[cudnn]"
+ENGINE = "engine"
+"""What the name of an engine begins with, and no other algorithm's."""
 
 
 @cache
@@ -91,34 +96,44 @@ def conv_task(
     x: tuple[int, ...],
     weight: tuple[int, ...],
     options: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
-    like: torch.Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
     channels_last: bool,
 ) -> ConvTask:
-    """The task of these shapes under PyTorch's settings of now; ``options``: stride, padding, dilation. ``like`` has
-    the dtype and device."""
+    """The task of these shapes under PyTorch's settings of now; ``options``: stride, padding, dilation."""
     stride, padding, dilation = options
     sides = zip(x[2:], weight[2:], stride, padding, dilation, strict=True)
     out = [(n + 2 * around - apart * (k - 1) - 1) // step + 1 for n, k, step, around, apart in sides]
     deterministic = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-    tf32 = like.dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
+    tf32 = dtype == torch.float32 and torch.backends.cudnn.conv.fp32_precision == "tf32"
     y = (x[0], weight[0], *out)
-    where = tuple(stride), tuple(padding), tuple(dilation), like.dtype, like.device
+    where = tuple(stride), tuple(padding), tuple(dilation), dtype, device
     return ConvTask(part, tuple(x), tuple(weight), y, *where, channels_last, tf32, deterministic)
 
 
 def engine_plans(task: ConvTask) -> tuple[EnginePlan, ...]:
-    """The plans that can run the task, in the order of cuDNN's heuristics; none where cuDNN has none, or the dtype or
-    size is not taken. Raises RuntimeError, with :func:`engines_missing`, where the package is missing."""
-    if task.dtype not in DTYPES or max(map(math.prod, task.shapes)) >= 2**31:
+    """The plans that can run the task, in the order of cuDNN's heuristics; none where cuDNN has none, or the device,
+    dtype or size is not taken. Raises RuntimeError, with :func:`engines_missing`, where the package is missing."""
+    return _named(task, lambda name: not name.startswith(ENGINE))
+
+
+def engines(task: ConvTask) -> tuple[EnginePlan, ...]:
+    """The first plan of every engine, under the engine's name; otherwise as :func:`engine_plans`."""
+    return _named(task, lambda name: name.startswith(ENGINE))
+
+
+def _named(task: ConvTask, wanted: Callable[[str], bool]) -> tuple[EnginePlan, ...]:
+    if task.device.type not in DEVICES or task.dtype not in DTYPES or max(map(math.prod, task.shapes)) >= 2**31:
         return ()  # above, PyTorch cuts the batch
     graph = _LOCAL.graph(task)
-    return tuple(EnginePlan(name, nbytes) for name, (_, nbytes) in graph.plans.items()) if graph else ()
+    plans = graph.plans if graph else {}
+    return tuple(EnginePlan(name, nbytes) for name, (_, nbytes) in plans.items() if wanted(name))
 
 
 def run_engine_plan(task: ConvTask, name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The task's result under the named plan, on the current stream; operands as :attr:`ConvTask.shapes`. What has
-    another memory format or alignment is copied first, as PyTorch does. Does not synchronise. Raises ValueError for a
-    name that the task has no plan of."""
+    """The task's result under the named plan or engine, on the current stream; operands as :attr:`ConvTask.shapes`.
+    What has another memory format or alignment is copied first, as PyTorch does. Does not synchronise. Raises
+    ValueError for a name that the task has no plan of."""
     graph = _LOCAL.graph(task)
     if graph is None or name not in graph.plans:
         known = ", ".join(graph.plans) if graph and graph.plans else "none"
@@ -176,7 +191,9 @@ class _Graph:
                 graph.build_plan_at_index(index)
             except cudnn.cudnnGraphNotSupportedError:  # left out, or not for this device
                 continue
-            self.plans.setdefault(name, (index, graph.get_workspace_size_plan_at_index(index)))
+            found = index, graph.get_workspace_size_plan_at_index(index)
+            self.plans.setdefault(name, found)
+            self.plans.setdefault(name.split("_")[0].replace("eng", ENGINE), found)
 
     def run(self, name: str, tensors: tuple[torch.Tensor, ...], handle: Any) -> None:
         index, nbytes = self.plans[name]
