@@ -136,7 +136,7 @@ def run_engine_plan(task: ConvTask, name: str, first: torch.Tensor, second: torc
     ValueError for a name that the task has no plan of."""
     graph = _LOCAL.graph(task)
     if graph is None or name not in graph.plans:
-        known = ", ".join(graph.plans) if graph and graph.plans else "none"
+        known = ", ".join(p.name for p in (engines if name.startswith(ENGINE) else engine_plans)(task)) or "none"
         raise ValueError(
             f"cuDNN has no engine plan {name!r} for the {task.part} of a convolution of {task.x} by {task.weight}; it "
             f"has {known}: plan again on this machine"

@@ -4,19 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 
 from gistkit.ir import SavedGraph, Task
-from gistkit.kernels import ConvTask, EnginePlan, conv_task, engines, engines_missing, run_engine_plan
+from gistkit.kernels import ConvTask, conv_task, engines, engines_missing
+from gistkit.nn.conv import Prepared
+from gistkit.nn.standin import Geometry
 from gistkit.planning.cost import Algorithm
 from gistkit.profiling.memory_formats import WORTH_BYTES, padding_of
 
 RUNS = 2
-MOST_TIMES = 20
-"""An engine that takes so many times as long as PyTorch's algorithm is in no plan (a GEMM of one thread block)."""
 
 
 def engine_algorithms(
@@ -36,9 +36,10 @@ def engine_algorithms(
         if call < 0 or graph.calls[call].covered < 0:
             continue
         channels_last = _is_channels_last(model, task.module)
-        key = task.conv, task.part_name, task.dtype, channels_last
+        bias = len(graph.calls[call].operands) > 2
+        key = task.conv, task.part_name, task.dtype, channels_last, bias
         if key not in known:
-            known[key] = _measured(task, max(graph.batch, 1), rows, device, channels_last, own[task.index].seconds)
+            known[key] = _measured(task, max(graph.batch, 1), rows, device, channels_last, bias)
         best = [a for a in _unbeaten([own[task.index], *known[key]]) if a.is_engine]
         if best:
             found[task.index] = tuple(best)
@@ -55,7 +56,7 @@ def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
 
 
 def _measured(
-    task: Task, batch: int, rows: int, device: torch.device, channels_last: bool, own_s: float
+    task: Task, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool
 ) -> list[Algorithm]:
     tried = _task(task, rows, device, channels_last)
     whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
@@ -67,29 +68,40 @@ def _measured(
             )
             for shape in tried.shapes[:2]
         ]
-        for engine in engines(tried):
-            if engine.name in whole and (seconds := _seconds(tried, engine, operands)) is not None:
-                found.append(Algorithm(engine.name, seconds * batch / rows, whole[engine.name]))
+        for name in [e.name for e in engines(tried) if e.name in whole]:
+            if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device)) is not None:
+                found.append(Algorithm(name, seconds * batch / rows, whole[name]))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-    return [a for a in found if a.seconds <= MOST_TIMES * own_s]
+    return found
 
 
-def _seconds(task: ConvTask, engine: EnginePlan, operands: list[torch.Tensor]) -> float | None:
+def _run_of(task: Task, tried: ConvTask, name: str, operands: list[torch.Tensor], bias: bool) -> Callable[[], Any]:
+    """What the runtime does in the task under that engine, the bias's part with it."""
+    assert task.conv is not None
+    where = Geometry(tried.stride, tried.padding, tried.dilation, task.conv.groups)
+    call = Prepared(where, None, engines={tried.part: name}, channels_last=tried.channels_last)
+    first, second = operands
+    if tried.part == "forward":
+        added = torch.zeros(tried.weight[0], dtype=tried.dtype, device=tried.device) if bias else None
+        return lambda: call.forward(first, second, added)
+    if tried.part == "weight":
+        unread = torch.empty(tried.weight, device="meta")
+        return lambda: call.weight_gradients(second, first, unread, (True, bias))
+    return lambda: call.input_gradient(first, torch.Size(tried.x), second)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float | None:
     """The least seconds of a few runs; None where the engine fails or its workspace does not fit."""
-    run = partial(run_engine_plan, task, engine.name, *operands)
-    taken = []
     try:
-        for _ in range(1 + RUNS):  # the first one builds
-            taken.append(_timed(run, task.device))
+        return min([_timed(run, device) for _ in range(1 + RUNS)][1:])  # the first one builds
     except RuntimeError:
-        if task.device.type == "cuda":
+        if device.type == "cuda":
             torch.cuda.empty_cache()
         return None
-    return min(taken[1:])
 
 
-def _timed(run: partial[torch.Tensor], device: torch.device) -> float:
+def _timed(run: Callable[[], Any], device: torch.device) -> float:
     if device.type != "cuda":
         start = time.perf_counter()
         run()

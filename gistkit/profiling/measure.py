@@ -113,7 +113,7 @@ def step_times(
     other: dict[int, int] = {}
     known: dict[int, tuple[Algorithm, ...]] = {}
     if workspace:
-        place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
+        place = next(t.device for t in all_tensors(model, work.args))
         other = channels_last_bytes(graph, workspace, rows, place)
         if engines:
             own = {t: Algorithm("", seconds.get(t, 0.0), nbytes) for t, nbytes in workspace.items()}

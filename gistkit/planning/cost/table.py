@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gistkit.codecs import Sparse, dtype_of
@@ -71,9 +72,10 @@ class CostTable:
     def has_engines(self) -> bool:
         return any(a.is_engine for known in self.algorithms for a in known)
 
-    def without_engines(self) -> CostTable:
-        """PyTorch's own algorithms alone, as bitwise moves have them."""
-        return self._ordered(lambda known: [a for a in known if not a.is_engine]) if self.has_engines else self
+    def without_engines(self, most_bytes: int = -1) -> CostTable:
+        """Without engines of more workspace than that: by default PyTorch's own algorithms, as bitwise moves have."""
+        kept = partial(filter, lambda a: not a.is_engine or a.workspace_bytes <= most_bytes)
+        return self._ordered(kept) if self.has_engines else self
 
     def preferring(self, key: Callable[[Algorithm], Any]) -> CostTable:
         """The costs of a step whose default is, of each task with engines, the algorithm of the least ``key``."""

@@ -270,9 +270,9 @@ def _passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
 
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
     """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
-    ratio to what the roofline says of it, so measured seconds carry over; measured workspace grows with the rows. There
-    are no engines: which ones cuDNN has, and their workspace, differ by the rows."""
-    costs = costs.without_engines()
+    ratio to what the roofline says of it, so measured seconds carry over; measured workspace grows with the rows. Of
+    engines those without workspace are left: copies of filters in that of the others do not shrink with the rows."""
+    costs = costs.without_engines(0)
     same = {"density": dict(costs.densities), "ways": costs.ways}
     whole, small = (cost_table(g, costs.hardware, **same) for g in (graph, part))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)

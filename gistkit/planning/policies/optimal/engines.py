@@ -44,11 +44,11 @@ def best_of(
             continue
         if table is not fast:
             plan = replace(plan, gap=None)  # of a table on which every task takes longer
-        if plan.sub_batches == 1:
-            plan = _named(plan, graph, costs, {t.index: table.algorithms[t.index][0].name for t in graph.tasks})
-            if table is lean and budget_bytes is not None:
-                plan = _raised(plan, graph, costs, budget_bytes - reserve)
-            plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve)
+        used = table if plan.sub_batches == 1 else table.without_engines(0)
+        plan = _named(plan, graph, costs, {t.index: used.algorithms[t.index][0].name for t in graph.tasks})
+        if table is lean and budget_bytes is not None and plan.sub_batches == 1:
+            plan = _raised(plan, graph, costs, budget_bytes - reserve)
+        plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=plan.sub_batches)
         if budget_bytes is None or plan.peak_bytes <= budget_bytes:
             found.append(plan)
     if not found:
