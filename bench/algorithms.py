@@ -90,9 +90,11 @@ def _rows(layer: str, batch: int, precision: str, layout: str, runs: int) -> Ite
             del expected
 
 
-def pytorchs(task: ConvTask, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> Callable[[], torch.Tensor]:
+def pytorchs(
+    task: ConvTask, x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor, groups: int = 1
+) -> Callable[[], torch.Tensor]:
     """PyTorch's own run of the task."""
-    options = list(task.stride), list(task.padding), list(task.dilation), False, [0, 0], 1
+    options = list(task.stride), list(task.padding), list(task.dilation), False, [0, 0], groups
     if task.part == "forward":
         return lambda: torch.ops.aten.convolution(x, weight, None, *options)
     mask, at = [task.part == "input", task.part == "weight", False], 0 if task.part == "input" else 1

@@ -6,6 +6,7 @@ import ctypes
 import enum
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import torch
 
@@ -71,7 +72,7 @@ def set_stream(handle, stream):
 
 
 class pygraph:
-    ran: list = []  # (part, plan) of all that was executed
+    ran: ClassVar[list] = []  # (part, plan) of all that was executed
 
     def __init__(self, *, io_data_type, intermediate_data_type, compute_data_type, handle):
         assert intermediate_data_type is compute_data_type is data_type.FLOAT and handle is not None
@@ -144,9 +145,12 @@ class pygraph:
         grouped = self.part == "input" and self.made.dim[1] != second.shape[1]
         if not split or n < 2 or n != m or grouped:
             return self._of(first, second)
-        low, high = (slice(0, n // 2), slice(n // 2, n))
-        parts = [self._of(first.narrow(axes[0], s.start, s.stop - s.start).contiguous(),
-                          second.narrow(axes[1], s.start, s.stop - s.start).contiguous()) for s in (low, high)]  # fmt: skip
+        halves = [(0, n // 2), (n // 2, n - n // 2)]
+        pairs = [
+            [t.narrow(axis, *half).contiguous() for t, axis in zip((first, second), axes, strict=True)]
+            for half in halves
+        ]
+        parts = [self._of(*pair) for pair in pairs]
         return parts[0] + parts[1]
 
     def _of(self, first, second):
