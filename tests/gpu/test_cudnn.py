@@ -21,8 +21,8 @@ CASES = {  # x, weight, stride, padding, dilation, groups
     "grouped": ((8, 32, 28, 28), (64, 8, 3, 3), (1, 1), (2, 2), (2, 2), 4),
     "pointwise": ((8, 64, 14, 14), (256, 64, 1, 1), (1, 1), (0, 0), (1, 1), 1),
 }
-# Shares of the largest value. Sums of up to 16 * 224 * 224 products in fp32; TF32 rounds the operands to 11 bits, in some
-# engines and not in others; bf16 rounds the result to 8.
+# Shares of the largest value. Sums of up to 16 * 224 * 224 products in fp32; TF32 rounds the operands to 11 bits, in
+# some engines and not in others; bf16 rounds the result to 8.
 TOLERANCE = {"fp32": 1e-4, "tf32": 2e-3, "bf16": 2e-2}
 
 
@@ -165,7 +165,8 @@ def test_a_plan_takes_engines_under_a_budget_and_keeps_it(policy, tf32):
         chosen = {c.covered: c.algorithm for c in plan.choices if "engine" in c.algorithm}
         print(f"{policy}, tf32={tf32}: budget {budget / MIB:,.0f} MiB, peak {plan.peak_bytes / MIB:,.0f}, "
               f"{1e3 * plan.step_s:.1f} ms (plain {1e3 * plan.prediction.plain_step_s:.1f}), {chosen}")  # fmt: skip
-        assert chosen and plan.fidelity == "reassociated" and plan.sub_batches == 1
+        assert plan.sub_batches == 1 and plan.fidelity == ("reassociated" if chosen else "bitwise")
+        assert chosen or policy == "vdnn-dyn"  # which takes the fastest ones that fit
         gistkit.compress(model, plan)
         for _ in range(2):  # the first one builds
             model.zero_grad(set_to_none=True)
@@ -177,7 +178,7 @@ def test_a_plan_takes_engines_under_a_budget_and_keeps_it(policy, tf32):
         peak = torch.cuda.max_memory_allocated() - sum(g.numel() * g.element_size() for g in expected.values())
         text = str(gistkit.report(model))
         print(f"measured peak {peak / MIB:,.0f} MiB\n{text}")
-        assert peak <= budget and "by cuDNN's engines" in text
+        assert peak <= budget and ("by cuDNN's engines" in text) is bool(chosen)
         compare({name: p.grad for name, p in model.named_parameters()}, expected, tf32)
         gistkit.restore(model)
 
