@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -125,7 +125,8 @@ def engines(task: ConvTask) -> tuple[EnginePlan, ...]:
 def _named(task: ConvTask, wanted: Callable[[str], bool]) -> tuple[EnginePlan, ...]:
     if task.device.type not in DEVICES or task.dtype not in DTYPES or max(map(math.prod, task.shapes)) >= 2**31:
         return ()  # above, PyTorch cuts the batch
-    graph = _LOCAL.graph(task)
+    with _on(task.device):
+        graph = _LOCAL.graph(task)
     plans = graph.plans if graph else {}
     return tuple(EnginePlan(name, nbytes) for name, (_, nbytes) in plans.items() if wanted(name))
 
@@ -134,17 +135,24 @@ def run_engine_plan(task: ConvTask, name: str, first: torch.Tensor, second: torc
     """The task's result under the named plan or engine, on the current stream; operands as :attr:`ConvTask.shapes`.
     What has another memory format or alignment is copied first, as PyTorch does. Does not synchronise. Raises
     ValueError for a name that the task has no plan of."""
-    graph = _LOCAL.graph(task)
-    if graph is None or name not in graph.plans:
-        known = ", ".join(p.name for p in (engines if name.startswith(ENGINE) else engine_plans)(task)) or "none"
-        raise ValueError(
-            f"cuDNN has no engine plan {name!r} for the {task.part} of a convolution of {task.x} by {task.weight}; it "
-            f"has {known}: plan again on this machine"
-        )
-    operands = [_as(t, task.memory_format) for t in (first, second)]
-    result = torch.empty(task.shapes[2], dtype=task.dtype, device=task.device, memory_format=task.memory_format)
-    graph.run(name, (*operands, result), _LOCAL.handle(task.device))
-    return result
+    with _on(task.device):
+        graph = _LOCAL.graph(task)
+        if graph is not None and name in graph.plans:
+            operands = [_as(t, task.memory_format) for t in (first, second)]
+            made = {"dtype": task.dtype, "device": task.device, "memory_format": task.memory_format}
+            result = torch.empty(task.shapes[2], **made)
+            graph.run(name, (*operands, result), _LOCAL.handle(task.device))
+            return result
+    known = ", ".join(p.name for p in (engines if name.startswith(ENGINE) else engine_plans)(task)) or "none"
+    raise ValueError(
+        f"cuDNN has no engine plan {name!r} for the {task.part} of a convolution of {task.x} by {task.weight}; it has "
+        f"{known}: plan again on this machine"
+    )
+
+
+def _on(device: torch.device) -> AbstractContextManager[Any]:
+    """The device as the current one, as a handle of it needs."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _as(t: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
@@ -229,8 +237,7 @@ class _Local(threading.local):
         """The device's handle, on its current stream."""
         cudnn = import_module("cudnn")
         if device not in self._handles:
-            with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-                self._handles[device] = cudnn.create_handle()
+            self._handles[device] = cudnn.create_handle()
         if device.type == "cuda":
             cudnn.set_stream(handle=self._handles[device], stream=torch.cuda.current_stream(device).cuda_stream)
         return self._handles[device]

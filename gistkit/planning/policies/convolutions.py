@@ -27,13 +27,12 @@ class ConvAlgorithms:
                 self.tasks.setdefault(task.call, []).append(task.index)
 
     def names(self, call: int) -> list[str]:
-        """The algorithms that all tasks of a call have, or of engines the fastest of each task within every amount of
-        workspace; fastest first, equals by workspace."""
-        known = {t: self._costs.algorithms[t] for t in self.tasks[call]}
-        if any(a.is_engine for algorithms in known.values() for a in algorithms):
-            found = {self._within(call, a.workspace_bytes) for algorithms in known.values() for a in algorithms}
-        else:
-            found = set.intersection(*({a.name for a in algorithms} for algorithms in known.values()))
+        """The algorithms that all tasks of a call have; where there are engines, or none that all have, the fastest of
+        each task within every amount of workspace. Fastest first, equals by workspace."""
+        known = [self._costs.algorithms[t] for t in self.tasks[call]]
+        found = set.intersection(*({a.name for a in algorithms} for algorithms in known))
+        if not found or any(a.is_engine for algorithms in known for a in algorithms):
+            found = {self._within(call, a.workspace_bytes) for algorithms in known for a in algorithms}
         return sorted(found, key=lambda n: (self.seconds(call, n), self.workspace(call, n), n))
 
     def _within(self, call: int, nbytes: int) -> str:

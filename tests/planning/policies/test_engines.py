@@ -51,6 +51,17 @@ def test_m_and_p_take_an_engine_for_each_task(graph):
     assert vdnn.vdnn_all(graph, costs_of(graph, engines=False)).fidelity == "bitwise"
 
 
+def test_tasks_of_a_call_without_a_common_name(graph):
+    """As where one task of a convolution was measured, and another was not."""
+    costs = costs_of(graph, engines=False)
+    forward = {t.index for t in graph.tasks if t.phase == "forward"}
+    other = (Algorithm("implicit_precomp_gemm", 1.0, 16),)
+    mixed = (other if t in forward and a[0].name else a for t, a in enumerate(costs.algorithms))
+    plan = vdnn.vdnn_all(graph, replace(costs, algorithms=tuple(mixed)))
+    assert plan.choices[-1].algorithm == "forward=implicit_precomp_gemm,weight=default,input=default"
+    assert plan.fidelity == "bitwise"
+
+
 def test_dyn_downgrades_a_layer_to_less_workspace(graph):
     costs = costs_of(graph)
     fast, lean = (vdnn.vdnn(graph, costs, offload="all", algorithms=which) for which in "pm")

@@ -21,10 +21,12 @@ TABLES = 3
 
 
 def fastest(a: Algorithm) -> tuple[float, float]:
+    """A key: seconds, of equals workspace."""
     return a.seconds, a.workspace_bytes
 
 
 def leanest(a: Algorithm) -> tuple[float, float]:
+    """A key: workspace, of equals seconds."""
     return a.workspace_bytes, a.seconds
 
 
