@@ -58,10 +58,12 @@ def captured(
     measure: Measure,
     cut: Callable[[SavedGraph], bool] = lambda graph: False,
     hold_output: bool = True,
+    engines: bool = True,
 ) -> tuple[SavedGraph, Hardware, StepTimes | None]:
     """The captured step and its hardware (:func:`step_on`), the times that ``measure`` asks for, None for False; where
-    ``cut`` says so of the graph, with the step of the least rows. A step measured unasked that does not fit the card
-    with one row has no times. Raises ValueError, TypeError, CaptureError and MeasureError in the name of ``caller``."""
+    ``cut`` says so of the graph, with the step of the least rows. ``engines``: cuDNN's are measured, too, where they
+    can be. A step measured unasked that does not fit the card with one row has no times. Raises ValueError, TypeError,
+    CaptureError and MeasureError in the name of ``caller``."""
     times, unasked = None, measure is None
     if measure is None:
         measure = which is None and on_cuda(model, batch)
@@ -79,7 +81,7 @@ def captured(
         check_present(caller, hardware, device_name(model, batch))
         work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
         try:
-            times = step_times(graph, hardware, model, work)
+            times = step_times(graph, hardware, model, work, engines=engines)
         except MeasureError:
             if not unasked:
                 raise
@@ -97,7 +99,7 @@ def costs_of(
         return cost_table(graph, hardware, density=density)
     if times.host_s and times.runtime_host_s and hardware.host_s:
         hardware = replace(hardware, host_s=times.host_s, runtime_host_s=times.runtime_host_s)
-    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes}
+    measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes, "engines": times.engines}
     return cost_table(graph, hardware, density=density, **measured)
 
 

@@ -74,7 +74,8 @@ def plan(
 
     ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
     ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order). ``lossy``: a narrow format such as ``"fp8"``, or True for ``"int4s"``, which implies the
+    (sums in another order: sub-batches; convolutions by engines of cuDNN, where the tasks are measured and the extra
+    ``cudnn`` is installed). ``lossy``: a narrow format such as ``"fp8"``, or True for ``"int4s"``, which implies the
     class ``lossy``; ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of
     the gradients of at most ``max_error`` (0.04), by the variance model of :mod:`gistkit.runtime.assign`. Some four
     steps a storage run for that now, on copies of the model, which must be real; each storage is exact or in its format
@@ -120,7 +121,8 @@ def plan(
     def cut(graph: SavedGraph) -> bool:
         return (budget is not None or allowed != "bitwise") and may_be_cut(graph, per_sub_batch_norm)
 
-    graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut, not cuda_graph)
+    engines = allowed != "bitwise"
+    graph, device, times = captured("plan", model, batch, loss_fn, hardware, measure, cut, not cuda_graph, engines)
     costs, reserve_bytes = costs_of(graph, device, times, density), parse_bytes(reserved_bytes)
     if cuda_graph:
         budget = parse_budget(budget, POLICIES["plain"](graph, costs).peak_bytes + reserve_bytes)
@@ -171,10 +173,11 @@ def plan_graph(
     plain_peak_bytes = plain.peak_bytes + reserve_bytes
     budget_bytes = parse_budget(budget, plain_peak_bytes)
     settings = {"fidelity": allowed, "lossy": lossy, "reserve": reserve_bytes, "batch_norm": per_sub_batch_norm}
+    usable = costs.without_engines() if allowed == "bitwise" else costs
     if budget_bytes is not None:
         _demand_known_bytes(graph, costs.hardware)
     try:
-        made = by_name(policy, graph, costs, budget_bytes, settings)
+        made = by_name(policy, graph, usable, budget_bytes, settings)
     except BudgetError as error:
         if not refuse or budget_bytes is None:  # modnn: the device's memory is its limit
             raise

@@ -73,6 +73,7 @@ def image_step(
         graph, _, times = captured(
             *(options.command, model, (images,), _loss, hardware, options.measure or options.times or False),
             cut=lambda graph: cut and may_be_cut(graph, per_sub_batch_norm),
+            engines=bool(getattr(options, "fidelity", "") != "bitwise" or options.lossy),
         )
     if options.measure and options.times:
         assert times is not None

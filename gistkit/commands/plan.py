@@ -18,6 +18,7 @@ from gistkit.commands.images import WIDE, add_images, image_step, prepare
 from gistkit.commands.wrong import input_errors, write
 from gistkit.errors import BudgetError, PlanError
 from gistkit.ir import Plan, SavedGraph
+from gistkit.kernels import ENGINE
 from gistkit.planning import accepts, check_words, refused
 from gistkit.planning.cost import CostTable, StepTimes, check_budget, parse_budget
 from gistkit.planning.forms import held, kept_bytes
@@ -170,6 +171,13 @@ def decisions_table(graph: SavedGraph, costs: CostTable, made: Plan, wide: bool 
     return shown
 
 
+def engines_told(graph: SavedGraph, made: Plan) -> str:
+    """Which convolutions run by engines of cuDNN, '' for none."""
+    modules = {call.covered: call.module or call.op for call in graph.calls}
+    named = [f"{modules[c.covered]} {c.algorithm}" for c in made.choices if ENGINE in c.algorithm]
+    return f"by engines of cuDNN: {'; '.join(named)}" if named else ""
+
+
 def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     shown = console()
     if chosen.plan is not None:
@@ -177,6 +185,8 @@ def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
     shown.print(policies_table(found.rows, found.budget_bytes, trains_batch_norm(found.graph)))
     if chosen.plan is not None:
         shown.print(_summary(chosen.plan, found.plain))
+        if engines := engines_told(found.graph, chosen.plan):
+            shown.print(engines)
         left_out = chosen.plan.prediction.not_compared
         if left_out:
             shown.print(f"not compared, for want of time: {', '.join(left_out)} may be faster")

@@ -69,8 +69,8 @@ class Decision:
 @dataclass(frozen=True)
 class CallChoice:
     """How one covered call runs. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool
-    behind it carries its mask; and that pool. ``algorithm`` of a convolution is planner data: PyTorch picks its
-    algorithms by itself (:mod:`gistkit.planning.cost.algorithms`)."""
+    behind it carries its mask; and that pool. ``algorithm`` of a convolution: the engines of cuDNN that run it, by
+    part; any other name is planner data, and PyTorch picks by itself (:mod:`gistkit.planning.cost.algorithms`)."""
 
     covered: int
     op: str

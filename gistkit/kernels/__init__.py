@@ -1,6 +1,16 @@
 """Kernels: one operator schema, three implementations (Triton, reference, fake)."""
 
 from gistkit.kernels.compat import capturing, current_device, current_stream, torch_stream
+from gistkit.kernels.cudnn_convolutions import (
+    ENGINE,
+    ConvTask,
+    EnginePlan,
+    conv_task,
+    engine_plans,
+    engines,
+    engines_missing,
+    run_engine_plan,
+)
 from gistkit.kernels.launch.direct import Masks
 from gistkit.kernels.layout import (
     FORMS,

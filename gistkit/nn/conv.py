@@ -5,13 +5,14 @@ Two calls of the library cost the host more than one, 51 us each (ResNet-50, bat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels import is_dense
+from gistkit.kernels import conv_task, is_dense, run_engine_plan
 from gistkit.nn.autocast import cast
 from gistkit.nn.eligible import covered, hooked, recorded
 from gistkit.nn.keep import Keep, apply, keep_dense, once_differentiable, take
@@ -22,11 +23,41 @@ from gistkit.nn.standin import Geometry, StandIn
 @dataclass
 class Prepared:
     """One call for operands of one kind: its geometry, the padding of its input beforehand where that is uneven (left,
-    right, top, bottom), the stand-in for its input."""
+    right, top, bottom), the stand-in for its input. ``engines``: by part (``forward``, ``weight``, ``input``) the
+    engine of cuDNN that runs it in place of PyTorch's own choice; ``channels_last``: the memory format, once known."""
 
     geometry: Geometry
     uneven: tuple[int, int, int, int] | None
     stand_in: StandIn | None = None
+    engines: Mapping[str, str] = field(default_factory=dict)
+    channels_last: bool = False
+
+    def forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """The convolution, by PyTorch or an engine."""
+        if self.engines:
+            self.channels_last = self.geometry.memory_format(x, weight) is torch.channels_last
+        if "forward" not in self.engines:
+            return torch.conv2d(x, weight, bias, *self.geometry)
+        y = self._by_engine("forward", x.shape, weight.shape, x, weight)
+        return y if bias is None else y.add_(bias.view(1, -1, 1, 1))
+
+    def weight_gradients(
+        self, grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs: tuple[bool, bool]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Those of weight and bias, each None where it is not needed."""
+        if "weight" not in self.engines:
+            return self.geometry.backward(grad, x, weight, (False, *needs))[1:]
+        made = self._by_engine("weight", x.shape, weight.shape, x, grad) if needs[0] else None
+        return made, grad.sum((0, 2, 3)) if needs[1] else None
+
+    def input_gradient(self, grad: torch.Tensor, shape: torch.Size, weight: torch.Tensor) -> torch.Tensor:
+        """By an engine, which does not ask for the input."""
+        return self._by_engine("input", shape, weight.shape, grad, weight)
+
+    def _by_engine(self, part: str, x: torch.Size, weight: torch.Size, *operands: torch.Tensor) -> torch.Tensor:
+        kind = operands[0].dtype, operands[0].device
+        task = conv_task(part, x, weight, self.geometry[:3], *kind, self.channels_last)
+        return run_engine_plan(task, self.engines[part], *operands)
 
 
 class _Conv2d(torch.autograd.Function):
@@ -34,33 +65,36 @@ class _Conv2d(torch.autograd.Function):
     def forward(ctx: Any, x: Any, weight: Any, bias: Any, call: Prepared, keep: Keep) -> torch.Tensor:
         ctx.set_materialize_grads(False)
         with torch._C._DisableAutocast():
-            y = torch.conv2d(x, weight, bias, *call.geometry)
+            y = call.forward(x, weight, bias)
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if needs_x and call.stand_in is None:
-            call.stand_in = StandIn.of(x, weight, call.geometry)
+            by_engine = "input" in call.engines
+            call.stand_in = StandIn.unread(x) if by_engine else StandIn.of(x, weight, call.geometry)
         stand_in = call.stand_in if needs_x else None
         read = needs_weight or needs_bias or (stand_in is not None and stand_in.needs_input)
         ctx.save_for_backward(weight)
-        ctx.kept = (keep(x) if read else None, stand_in, call.geometry)
+        ctx.kept = (keep(x) if read else None, stand_in, call)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor):
-        kept, stand_in, geometry = take(ctx)
+        kept, stand_in, call = take(ctx)
         (weight,) = ctx.saved_tensors
         needs_x, *needs = ctx.needs_input_grad[:3]
         x = grad_x = grad_weight = grad_bias = None
         if any(needs):
             x = kept.dense()
-            _, grad_weight, grad_bias = geometry.backward(grad, x, weight, (False, *needs))
+            grad_weight, grad_bias = call.weight_gradients(grad, x, weight, needs)
         if needs_x and stand_in.needs_input:
             x = kept.dense() if x is None else x
         elif needs_x:
             x = kept = None
-            x = stand_in.tensor(weight, geometry)
+            if "input" in call.engines:
+                return call.input_gradient(grad, stand_in.shape, weight), grad_weight, grad_bias, None, None
+            x = stand_in.tensor(weight, call.geometry)
         if needs_x:
-            grad_x = geometry.backward(grad, x, weight, (True, False, False))[0]
+            grad_x = call.geometry.backward(grad, x, weight, (True, False, False))[0]
         return grad_x, grad_weight, grad_bias, None, None
 
 
@@ -93,6 +127,13 @@ def carry_out(
     batch = x if x.dim() == 4 else x.unsqueeze(0)
     y = apply(_Conv2d, batch, weight, bias, call, keep)
     return y if x.dim() == 4 else y.squeeze(0)
+
+
+def again(call: Prepared, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The prepared call's forward once more, of the same bits; no gradients."""
+    x, weight, bias = cast("conv2d", "cuda" if x.is_cuda else "cpu", x, weight, bias)
+    with torch._C._DisableAutocast():
+        return call.forward(x, weight, bias)
 
 
 def conv2d(

@@ -44,6 +44,10 @@ class Geometry(NamedTuple):
         found = torch.ops.aten.convolution_backward.default(grad, x, weight, bias_sizes, *where, mask)
         return [g if asked else None for g, asked in zip(found, mask, strict=True)]
 
+    def memory_format(self, x: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+        """That of the result, and of what the backend reads."""
+        return torch._C._conv_determine_backend_memory_format(x, weight, self.backend(x, weight))
+
     def backend(self, x: torch.Tensor, weight: torch.Tensor) -> Any:
         """The implementation that PyTorch picks for these operands; looks at shapes, strides, dtypes and settings."""
         where = (self.stride, self.padding, self.dilation, False, (0, 0), self.groups)
@@ -76,6 +80,11 @@ class StandIn:
     device: torch.device
     strides: tuple[int, ...] | None = None
     _made: tuple[tuple, torch.Tensor] | None = None
+
+    @staticmethod
+    def unread(x: torch.Tensor) -> StandIn:
+        """For an input gradient that asks for the input's shape alone."""
+        return StandIn(False, x.shape, x.dtype, x.device)
 
     @staticmethod
     def of(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> StandIn:

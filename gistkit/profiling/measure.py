@@ -40,9 +40,10 @@ from gistkit.capture import (
 )
 from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
-from gistkit.planning.cost import Hardware, StepTimes, cost_table, step_fingerprint
+from gistkit.planning.cost import Algorithm, Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
 from gistkit.profiling.calibration import task_s_of
+from gistkit.profiling.engines import engine_algorithms
 from gistkit.profiling.memory_formats import channels_last_bytes
 from gistkit.runtime import available_bytes, does_not_fit
 
@@ -73,12 +74,15 @@ class Measured:
     step_s: float
 
 
-def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> StepTimes:
+def step_times(
+    graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work, *, engines: bool = True
+) -> StepTimes:
     """The measured times of the graph's step, which ``capture(..., backward=True)`` made of ``model`` and ``work``.
     ``hardware`` is that of the device which model and arguments are on: what a step of fewer rows leaves open is scaled
-    by its rates. Nothing of the model, its gradients and the random states changes, as a deep copy runs. Synchronises.
-    Raises :class:`gistkit.MeasureError` where not even one row fits or a part of the batch does not run,
-    PlanMismatchError where the step has not the graph's tasks, and what the step itself raises."""
+    by its rates. ``engines``: also cuDNN's of convolutions with workspace, where there are any. Nothing of the model,
+    its gradients and the random states changes, as a deep copy runs. Synchronises. Raises :class:`gistkit.MeasureError`
+    where not even one row fits or a part of the batch does not run, PlanMismatchError where the step has not the
+    graph's tasks, and what the step itself raises."""
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
     parts = _first_parts(graph, hardware)
     while True:
@@ -107,12 +111,17 @@ def step_times(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, wo
         parts = min(2 * parts, batch)
     seconds, workspace = _of_whole_batch(graph, hardware, parts, found), _workspace_bytes(graph, hardware, rows, found)
     other: dict[int, int] = {}
+    known: dict[int, tuple[Algorithm, ...]] = {}
     if workspace:
-        place = next(t.device for t in all_tensors(model, work.args) if t.is_cuda)
+        place = next(t.device for t in all_tensors(model, work.args))
         other = channels_last_bytes(graph, workspace, rows, place)
+        if engines:
+            own = {t: Algorithm("", seconds.get(t, 0.0), nbytes) for t, nbytes in workspace.items()}
+            known = engine_algorithms(graph, own, model, rows, place)
     host = _host_task_s(graph, hardware, model, work)
     gc.collect()  # the compressed copy, which holds itself
-    return StepTimes(step_fingerprint(graph), device, batch, rows, found.step_s, seconds, workspace, other, *host)
+    about = step_fingerprint(graph), device, batch, rows
+    return StepTimes(*about, found.step_s, seconds, workspace, other, *host, engines=known)
 
 
 def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> tuple[float, float]:

@@ -37,6 +37,13 @@ def channels_last_bytes(
     return found
 
 
+def padding_of(conv: ConvShape) -> tuple[int, int]:
+    """The least at one side's ends with which the convolution gives its result."""
+    sides = zip((conv.h, conv.w), (conv.out_h, conv.out_w), conv.kernel, conv.stride, conv.dilation, strict=True)
+    high, wide = (max(0, -(-((out - 1) * step + apart * (k - 1) + 1 - n) // 2)) for n, out, k, step, apart in sides)
+    return high, wide
+
+
 def _workspace(task: Task, conv: ConvShape, rows: int, device: torch.device) -> int:
     def made(*shape: int) -> torch.Tensor:
         dtype = getattr(torch, task.dtype)
@@ -44,10 +51,7 @@ def _workspace(task: Task, conv: ConvShape, rows: int, device: torch.device) -> 
 
     x, weight = made(rows, conv.c, conv.h, conv.w), made(conv.k, conv.c // conv.groups, *conv.kernel)
     y = made(rows, conv.k, conv.out_h, conv.out_w)
-    sides = zip((conv.h, conv.w), (conv.out_h, conv.out_w), conv.kernel, conv.stride, conv.dilation, strict=True)
-    # the least of one side's ends with which the convolution gives its result
-    padding = [max(0, -(-((out - 1) * step + apart * (k - 1) + 1 - n) // 2)) for n, out, k, step, apart in sides]
-    options = list(conv.stride), padding, list(conv.dilation), False, [0, 0], conv.groups
+    options = list(conv.stride), list(padding_of(conv)), list(conv.dilation), False, [0, 0], conv.groups
     torch.cuda.reset_peak_memory_stats(device)
     if task.phase == "forward":
         del y

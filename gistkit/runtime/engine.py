@@ -295,6 +295,8 @@ class Engine:
             replan, self.steps = self._replans_next(), self.steps + 1
             densities = self._densities.setdefault(key, {})
             remember(densities, state.measured(), self.plan)
+            for text in state.remarks:
+                self._note(text)
             if self.plan is not None and self._budget is not None and not self._warned:
                 found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
                 self._warned = warn_of_excess(found, self._budget)

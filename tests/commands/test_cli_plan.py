@@ -4,13 +4,16 @@ import json
 import re
 from dataclasses import replace
 
+import pytest
 import torch
 from PIL import Image
 from torch import nn
 
 import gistkit
-from gistkit import cli
+from gistkit import capture, cli
+from gistkit.commands.images import _loss
 from gistkit.ir.plan import Plan
+from gistkit.planning.cost import Algorithm, StepTimes
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.report.plots import CLASS_COLOURS
@@ -151,3 +154,32 @@ def test_a_file_of_hardware_and_what_is_here_by_default(tmp_path, capsys):
     if not torch.cuda.is_available():
         assert cli.main(["profile", NET, "--batch", "2", "--image-size", "32"]) == 0
         assert "h200" in capsys.readouterr().out
+
+
+def test_engines_of_measured_times_are_chosen_and_shown(tmp_path, capsys):
+    file, out = tmp_path / "times.json", tmp_path / "plan.json"
+    words = ["tests.commands.test_cli_plan:small", "--batch", "4", "--image-size", "32", "--hardware", "cpu"]
+    words += ["--times", str(file)]
+    assert cli.main(["profile", *words, "--measure"]) == 0
+    times = StepTimes.from_json(file.read_text())
+    graph = capture(small(), (torch.empty(4, 3, 32, 32),), backward=True, loss_fn=_loss)
+    convs = [t.index for t in graph.tasks if t.conv is not None]
+    engines = {t: (Algorithm("engine0", 0.9 * times.seconds[t], 0),) for t in convs}
+    own = dict.fromkeys(convs, 2**30)
+    file.write_text(replace(times, workspace_bytes=own, engines=engines).to_json())
+    capsys.readouterr()
+    assert cli.main(["plan", *words, "--budget", "512MiB"]) == 1
+    assert "by engines of cuDNN" not in capsys.readouterr().out
+    assert cli.main(["plan", *words, "--budget", "512MiB", "--fidelity", "reassociated", "--json", str(out)]) == 0
+    assert "by engines of cuDNN: 0 engine0" in capsys.readouterr().out
+    made = json.loads(out.read_text())["plan"]
+    assert {c["algorithm"] for c in made["choices"]} >= {"engine0"} and made["fidelity"] == "reassociated"
+
+
+@pytest.mark.parametrize("wrong", ({"name": "winograd"}, {"seconds": 0.0}, {"workspace_bytes": -1}))
+def test_engines_of_a_file_of_times_are_checked(wrong):
+    times = StepTimes("step", "cpu", 4, 4, 0.1, {0: 0.1})
+    good = replace(times, engines={0: (Algorithm("engine1", 0.1, 5),)})
+    assert StepTimes.from_json(good.to_json()) == good
+    with pytest.raises(ValueError, match="times: engines must be engines with seconds above 0 and bytes"):
+        replace(times, engines={0: (replace(Algorithm("engine1", 0.1, 5), **wrong),)})

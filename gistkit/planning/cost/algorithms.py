@@ -8,7 +8,8 @@ and both maps a second time: VGG-16's conv1_2 had 1,563 to 1,568 of 1,568 MiB on
 filters less than half of them; counted for all, too much by 3 to 12 % of such a peak and never too little.
 
 A plan names a call's algorithms in one text: ``winograd`` for all of its tasks, or one for each task by its part or
-phase, ``forward=winograd,weight=fft,input=implicit_gemm``.
+phase, ``forward=winograd,weight=fft,input=implicit_gemm``. Only cuDNN's engines (``engine68``, :mod:`gistkit.kernels`)
+are carried out; any other name leaves the task to PyTorch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gistkit.ir import Task
+from gistkit.kernels import ENGINE
 from gistkit.planning.cost.devices import Hardware
 
 DEFAULT = "implicit_precomp_gemm"
@@ -32,6 +34,11 @@ class Algorithm:
     name: str
     seconds: float
     workspace_bytes: int
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is an engine of cuDNN, which the runtime runs and which may add in another order."""
+        return self.name.startswith(ENGINE)
 
 
 def by_part(names: Mapping[str, str]) -> str:

@@ -5,8 +5,10 @@ seconds are the roofline's, the larger of operations / rate and traffic / bandwi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from gistkit.codecs import Sparse, dtype_of
 from gistkit.codecs import codec as find_codec
@@ -65,6 +67,22 @@ class CostTable:
         nothing = dict.fromkeys(("d2h_gbps", "h2d_gbps", "both_gbps", "host_s", "runtime_host_s"), 0.0)
         nbytes = device.libraries_bytes + (GRAPH_LIBRARIES_BYTES if device.async_counts else 0)
         return replace(self, hardware=replace(device, libraries_bytes=nbytes, **nothing), densities={}, captured=True)
+
+    @property
+    def has_engines(self) -> bool:
+        return any(a.is_engine for known in self.algorithms for a in known)
+
+    def without_engines(self, most_bytes: int = -1) -> CostTable:
+        """Without engines of more workspace than that: by default PyTorch's own algorithms, as bitwise moves have."""
+        kept = partial(filter, lambda a: not a.is_engine or a.workspace_bytes <= most_bytes)
+        return self._ordered(kept) if self.has_engines else self
+
+    def preferring(self, key: Callable[[Algorithm], Any]) -> CostTable:
+        """The costs of a step whose default is, of each task with engines, the algorithm of the least ``key``."""
+        return self._ordered(lambda known: sorted(known, key=key) if any(a.is_engine for a in known) else known)
+
+    def _ordered(self, order: Callable[[tuple[Algorithm, ...]], Iterable[Algorithm]]) -> CostTable:
+        return replace(self, algorithms=tuple(tuple(order(known)) for known in self.algorithms))
 
     def task_s(self, task: int, algorithm: str = "") -> float:
         """Seconds of a task, by default under its first algorithm."""
@@ -179,13 +197,14 @@ def cost_table(
     density: float | Mapping[int, float] | None = None,
     measured_s: Mapping[int, float] | None = None,
     workspace_bytes: Mapping[int, int] | None = None,
+    engines: Mapping[int, Iterable[Algorithm]] | None = None,
     ways: Ways = task_algorithms,
 ) -> CostTable:
     """The costs of a captured step (``capture(..., backward=True)``) on a device. ``density`` None: as recorded, else
     as the operators lead us to expect; a number: of every storage that may hold zeros; a mapping: by storage, the
     others as with None. ``measured_s`` are seconds by task, of its default algorithm; the others keep their ratio to
-    it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no other algorithm then. ``ways``: as
-    in :class:`CostTable`. Raises ValueError for densities of unknown storages."""
+    it. ``workspace_bytes`` are those measured of convolutions' tasks, which have no other algorithm then but the
+    measured ``engines``. ``ways``: as in :class:`CostTable`. Raises ValueError for densities of unknown storages."""
     unknown = [s for s in density if not 0 <= s < len(graph.storages)] if isinstance(density, Mapping) else []
     if unknown:
         raise ValueError(
@@ -199,6 +218,7 @@ def cost_table(
             known = _scaled(known, measured_s[task.index])
         if workspace_bytes and task.index in workspace_bytes:
             known = (Algorithm("default", known[0].seconds, workspace_bytes[task.index]),)
+            known += tuple((engines or {}).get(task.index, ()))
         algorithms.append(known)
     return CostTable(hardware, tuple(algorithms), _densities(graph, density), ways)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gistkit.errors import quoted
 from gistkit.ir import Measured, SavedGraph, from_json, to_json
+from gistkit.planning.cost.algorithms import Algorithm
 
 FORMAT, VERSION = "gistkit.times", 2
 ANEW = "measure anew: `gistkit profile MODEL --measure --times FILE`, or gistkit.measure(model, *batch)"
@@ -27,7 +28,8 @@ class StepTimes:
 
     ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch, ``channels_last_bytes`` what
     they would be in that memory format, for tasks of which that is less; both empty on a CPU. ``host_s`` and
-    ``runtime_host_s`` are the host's seconds for one task of this model (:class:`Hardware`); 0: not known.
+    ``runtime_host_s`` are the host's seconds for one task of this model (:class:`Hardware`); 0: not known. ``engines``
+    are cuDNN's for tasks of covered convolutions, each with its seconds and workspace on the whole batch.
     """
 
     fingerprint: str
@@ -40,6 +42,7 @@ class StepTimes:
     channels_last_bytes: dict[int, int] = field(default_factory=dict)
     host_s: float = 0.0
     runtime_host_s: float = 0.0
+    engines: dict[int, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     @property
     def workspace_remedy(self) -> str:
@@ -93,6 +96,11 @@ class StepTimes:
             for task, nbytes in getattr(self, name).items():
                 if task < 0 or nbytes < 0:
                     _refuse(name, "bytes of at least 0 by number of a task", {task: nbytes})
+
+        for task, known in self.engines.items():
+            for a in known:
+                if task < 0 or not a.is_engine or not 0 < a.seconds < math.inf or a.workspace_bytes < 0:
+                    _refuse("engines", "engines with seconds above 0 and bytes by number of a task", {task: a})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""

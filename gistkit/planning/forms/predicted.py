@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gistkit.ir import Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.kernels import ENGINE
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate import simulate
 
@@ -33,7 +34,10 @@ def make_plan(
 def with_figures(
     plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, *, reserve: int = 0, parts: int = 1
 ) -> Plan:
-    """A plan with simulated figures, ``reserve`` in its peak; ``kept_bytes`` is what one of ``parts`` keeps."""
+    """A plan with simulated figures, ``reserve`` in its peak; ``kept_bytes`` is what one of ``parts`` keeps. One that
+    names engines of cuDNN is ``reassociated`` at least."""
+    if plan.fidelity == "bitwise" and any(ENGINE in c.algorithm for c in plan.choices):
+        plan = replace(plan, fidelity="reassociated")
     run = simulate(graph, plan, costs, reserve=reserve)
     decided = {d.storage: d for d in plan.decisions}
     return replace(

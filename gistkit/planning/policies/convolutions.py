@@ -1,36 +1,60 @@
-"""Convolution algorithms of a plan: vDNN's (m), memory-optimal, and (p), performance-optimal (section III-C)."""
+"""Convolution algorithms of a plan: vDNN's (m), memory-optimal, and (p), performance-optimal (section III-C).
+
+The papers' algorithms run every task of a convolution; a call takes one. An engine of cuDNN runs one task; a call takes
+one for each (a text of :func:`gistkit.planning.cost.by_part`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from gistkit.ir import CallChoice, SavedGraph
-from gistkit.planning.cost import CostTable
+from gistkit.planning.cost import CostTable, by_part, of_part
 
 MEMORY, PERFORMANCE = "m", "p"
 
 
 class ConvAlgorithms:
-    """The algorithms that each covered convolution can run under, all its tasks alike: seconds and workspace."""
+    """The algorithms that each covered convolution can run under: seconds and workspace."""
 
     def __init__(self, graph: SavedGraph, costs: CostTable) -> None:
         self._costs = costs
         self._op = {c.index: (c.covered, c.op) for c in graph.calls}
+        self.part = {t.index: t.part_name for t in graph.tasks}
         self.tasks: dict[int, list[int]] = {}
         for task in graph.tasks:
             if task.conv is not None and task.call >= 0 and graph.calls[task.call].covered >= 0:
                 self.tasks.setdefault(task.call, []).append(task.index)
 
     def names(self, call: int) -> list[str]:
-        """The algorithms that all tasks of a call have, fastest first; equals by workspace."""
-        known = [{a.name for a in self._costs.algorithms[t]} for t in self.tasks[call]]
-        return sorted(set.intersection(*known), key=lambda n: (self.seconds(call, n), self.workspace(call, n), n))
+        """The algorithms that all tasks of a call have; where there are engines, or none that all have, the fastest of
+        each task within every amount of workspace. Fastest first, equals by workspace."""
+        known = [self._costs.algorithms[t] for t in self.tasks[call]]
+        found = set.intersection(*({a.name for a in algorithms} for algorithms in known))
+        if not found or any(a.is_engine for algorithms in known for a in algorithms):
+            found = {self._within(call, a.workspace_bytes) for algorithms in known for a in algorithms}
+        return sorted(found, key=lambda n: (self.seconds(call, n), self.workspace(call, n), n))
+
+    def _within(self, call: int, nbytes: int) -> str:
+        """Each task's fastest algorithm of no more workspace, where it has none its least."""
+        names = {}
+        for t in self.tasks[call]:
+            known = sorted(self._costs.algorithms[t], key=lambda a: (max(a.workspace_bytes, nbytes), a.seconds))
+            names[self.part[t]] = known[0].name
+        return by_part(names)
+
+    def of_task(self, task: int, name: str) -> str:
+        """What a call's algorithm is for one of its tasks."""
+        return of_part(name, self.part[task])
 
     def seconds(self, call: int, name: str) -> float:
-        return sum(self._costs.task_s(t, name) for t in self.tasks[call])
+        return sum(self._costs.task_s(t, self.of_task(t, name)) for t in self.tasks[call])
+
+    def task_workspace(self, task: int, name: str) -> int:
+        return self._costs.workspace_bytes(task, self.of_task(task, name))
 
     def workspace(self, call: int, name: str) -> int:
-        return max(self._costs.workspace_bytes(t, name) for t in self.tasks[call])
+        return max(self.task_workspace(t, name) for t in self.tasks[call])
 
     def memory_optimal(self) -> dict[int, str]:
         """(m): the least workspace, of these the fastest (implicit GEMM: none)."""

@@ -97,8 +97,8 @@ def _downgraded(graph: SavedGraph, costs: CostTable, limit_bytes: int, offload: 
     base = vdnn(graph, costs, limit_bytes, offload=offload, algorithms=chosen)
     free = [limit_bytes - used for used in simulate(graph, base, costs).memory_bytes]
     for call, tasks in convolutions.tasks.items():
-        room = {t: free[t] + costs.workspace_bytes(t, chosen[call]) for t in tasks}
-        fits = (n for n in convolutions.names(call) if all(costs.workspace_bytes(t, n) <= room[t] for t in tasks))
+        room = {t: free[t] + convolutions.task_workspace(t, chosen[call]) for t in tasks}
+        fits = (n for n in convolutions.names(call) if all(convolutions.task_workspace(t, n) <= room[t] for t in tasks))
         chosen[call] = next(fits, chosen[call])
     return chosen
 
@@ -215,7 +215,7 @@ def cdma(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -
     compressed transfers where they pay."""
     convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.performance_optimal()
-    names = {t: by_call[call] for call, tasks in convolutions.tasks.items() for t in tasks}
+    names = {t: convolutions.of_task(t, by_call[call]) for call, tasks in convolutions.tasks.items() for t in tasks}
     blocks = {b.storage: b for b in graph.blocks}
     sent = (_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, ALL))
     decisions, choices = (*own_decisions(graph), *sent), convolutions.choices(by_call)

@@ -116,7 +116,7 @@ class Simulator:
         intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
-        parts += [s.effects(self.task_s) for s in context.segments]
+        parts += [s.effects(task_s) for s in context.segments]
         parts += [self._of_passed(b, t) for b, t in passed.items()]
         for part in parts:
             intervals += part.intervals
@@ -126,7 +126,7 @@ class Simulator:
             for task, count in part.issued:
                 issued[task] += count
         intervals += (
-            *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY),
+            *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY, context),
             *(self._plain if context.plain else ()),
         )
         transfers.sort(key=lambda t: (t.issue, t.due))
@@ -189,12 +189,15 @@ class Simulator:
             )
         return found
 
-    def _workspaces(self, algorithms: dict[int, str], plain: bool) -> Iterator[Interval]:
-        """Under ``plain`` PyTorch's node takes a convolution's input gradient first, and the other one beside it."""
+    def _workspaces(self, algorithms: dict[int, str], plain: bool, context: Context) -> Iterator[Interval]:
+        """Under ``plain`` PyTorch's node takes a convolution's input gradient first, and the other one beside it. Where
+        algorithms are named the task before which a segment runs anew has no longer the workspace of the rerun."""
         sizes = self._workspace | {t: self.costs.workspace_bytes(t, name) for t, name in algorithms.items()}
         for weight, task in pairwise(self.graph.tasks if plain else ()):
             if task.conv is not None and (weight.part, task.part) == ("weight", "input") and weight.call == task.call:
                 sizes[task.index] = max(sizes.get(t.index, 0) for t in (weight, task))
+        for segment in context.segments if algorithms else ():
+            sizes[segment.start] = max(sizes.get(t, 0) for t in (segment.start, *segment.tasks))
         for task, nbytes in sizes.items():
             if nbytes:
                 yield Interval(task, task, nbytes, -1, "workspace")
@@ -267,7 +270,9 @@ def _passing(graph: SavedGraph) -> Iterator[tuple[int, int, int]]:
 
 def scaled_costs(costs: CostTable, graph: SavedGraph, part: SavedGraph) -> CostTable:
     """The costs of ``part``, one of a graph's sub-batches (:func:`gistkit.ir.scaled`). A task's seconds keep their
-    ratio to what the roofline says of it, so measured seconds carry over; measured workspace grows with the rows."""
+    ratio to what the roofline says of it, so measured seconds carry over; measured workspace grows with the rows. Of
+    engines those without workspace are left: copies of filters in that of the others do not shrink with the rows."""
+    costs = costs.without_engines(0)
     same = {"density": dict(costs.densities), "ways": costs.ways}
     whole, small = (cost_table(g, costs.hardware, **same) for g in (graph, part))
     tables = zip(costs.algorithms, whole.algorithms, small.algorithms, strict=True)

@@ -15,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch.nn import Parameter
 
-from gistkit.capture import BatchNorm, Conv2d, Linear
+from gistkit.capture import BatchNorm, Conv2d, Linear, bind
 from gistkit.nn import conv
 from gistkit.nn.eligible import recorded
 from gistkit.nn.keep import PACKED, Kept, SavedAsIs, replace_saved
 from gistkit.nn.linear import linear, takes
 from gistkit.nn.norm import keeps_its_input
 from gistkit.nn.standin import settings
+from gistkit.runtime.calls.engines import taken
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind, autocast_dtype, weight_kind
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.match_plan import check_call
@@ -90,6 +91,8 @@ class SplitConv2d(_Conv2d):
         self._options, self._lowered, self._settings = b[3:], autocast_dtype(b.x), settings()
         trained = recorded(b.x, b.weight, b.bias)
         self._call = conv.prepare(b.x, b.weight, self._options) if trained else None
+        if self._call is not None:
+            self._call.engines = taken(state, step, self._call, b)
 
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
         return (
@@ -104,8 +107,15 @@ class SplitConv2d(_Conv2d):
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         if self._call is None:
             return torch.conv2d(x, weight, bias, *options)
+        if state.tape is not None and "forward" in self._call.engines:
+            state.tape.run_again_by(self._again)
         keep = partial(state.keep, decision=self.step.input)
         return conv.carry_out(self._call, x, weight, bias, keep)
+
+    def _again(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+        b: Any = bind("conv2d", func, args, kwargs)
+        assert self._call is not None
+        return conv.again(self._call, b.x, b.weight, b.bias)
 
 
 class SplitLinear(SpecialisedCall):

@@ -81,6 +81,7 @@ class ForwardState:
     tape: Tape | None = None
     densities: dict[int, float] = field(default_factory=dict)
     notes: dict[int, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     dense: dict[int, DenseStorage] = field(default_factory=dict)
     own: list[tuple[int, str, Any]] = field(default_factory=list)
 

@@ -14,6 +14,7 @@ from gistkit.capture import GEOMETRY, Bound, batch_size, capture
 from gistkit.errors import CaptureError, PlanError, PlanMismatchError
 from gistkit.formats import AUTO
 from gistkit.ir import FORMS, OPERATORS, PLACES, REMEDY, Plan, SavedGraph, StateTensor, is_recipe
+from gistkit.kernels import ENGINE, engines_missing
 from gistkit.planning import AGAIN, check_forward, check_inputs, check_same, check_state
 from gistkit.planning.forms import check_decisions
 from gistkit.runtime.program.program import Program
@@ -28,6 +29,11 @@ def check_plan(plan: Plan, lossy: str | None = None) -> str | None:
     _check_words(plan)
     formats = {d.form.rounds_to for d in plan.decisions} - {""}
     planned = AUTO if len(formats) > 1 else min(formats, default=None)
+    if any(ENGINE in c.algorithm for c in plan.choices):
+        if plan.fidelity == "bitwise":
+            _refuse("fidelity", "'reassociated', as it names engines of cuDNN", repr(plan.fidelity))
+        if missing := engines_missing():
+            raise PlanError(f"compress: plan runs convolutions by cuDNN's engines, and {missing}")
     if planned is not None and plan.fidelity != "lossy":
         _refuse("fidelity", f"'lossy', as it rounds to {' and '.join(sorted(formats))}", repr(plan.fidelity))
     if lossy is not None and lossy not in (planned, *formats) and planned is not None:

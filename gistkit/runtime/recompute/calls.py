@@ -58,7 +58,8 @@ class RecordedCall:
     ``leaves`` and ``spec`` are its arguments, flattened, tensors as :class:`Operand`; ``without``: leaves that are left
     out for None. ``makes``: (which tensor of its result, storage, geometry); ``changes``: storages that it overwrites;
     ``packs``: storages that it makes inside, by the number of the saved tensor; ``casts``: storages that autocast makes
-    of its tensors, with the tensor's number and their dtype. ``draws``: whether it drew random numbers.
+    of its tensors, with the tensor's number and their dtype. ``draws``: whether it drew random numbers. ``again``: what
+    runs it once more, of (func, args, kwargs), where that is not the function alone.
     """
 
     number: int
@@ -73,6 +74,7 @@ class RecordedCall:
     casts: dict[int, tuple[int, torch.dtype]] = field(default_factory=dict)
     without: frozenset[int] = frozenset()
     draws: bool = False
+    again: Callable | None = None
 
     def operands(self) -> Iterator[Operand]:
         return (leaf for leaf in self.leaves if isinstance(leaf, Operand))

@@ -187,7 +187,7 @@ def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
 
 def _call(call: RecordedCall, leaves: list[Any]) -> Any:
     args, kwargs = unflattened(leaves, call.spec)
-    return call.func(*args, **kwargs)
+    return call.func(*args, **kwargs) if call.again is None else call.again(call.func, args, kwargs)
 
 
 def _never(_: None) -> torch.Tensor:

@@ -147,6 +147,11 @@ class Tape:
         now.written = []
         now.over = True
 
+    def run_again_by(self, function: Callable) -> None:
+        """Have the running call run once more by that (:attr:`RecordedCall.again`)."""
+        for written in self._now.written:
+            written.call.again = function
+
     def meant(self, found: Iterable[Decision | None]) -> tuple[Decision, ...]:
         """Those of the decisions whose storages are saved by the running call or, between calls, by a custom
         Function."""

@@ -11,13 +11,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
+from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
 from gistkit.formats import Lossy
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import Replays, own_decisions, with_figures
+from gistkit.planning.policies.optimal.engines import TABLES, best_of, leanest
 from gistkit.planning.policies.optimal.plans import reasoned
 from gistkit.planning.policies.optimal.problem import Problem
 from gistkit.planning.policies.optimal.search import Search
@@ -50,12 +53,33 @@ def optimal(
 ) -> Plan:
     """The fastest plan within ``budget_bytes`` (None: any peak), ``reserve`` bytes of which are left free. ``fidelity``
     and ``lossy`` name the class of moves (:mod:`gistkit.planning.forms`). ``batch_norm`` accepts sub-batches for a
-    network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice of algorithms.
-    After about ``time_limit_s`` seconds (None: by the size of the step) the best plan found is returned; ``Plan.gap``
-    is (step - floor) / step: no choice of what is offered takes less than the floor. Raises BudgetError, with the least
-    peak found for the class, where nothing fits; ValueError for an unknown class or format or a graph without tasks."""
-    allowed = Allowed(fidelity, lossy, batch_norm)
+    network whose batch norms would then see other statistics. Convolutions run under PyTorch's choice of algorithms or,
+    beyond ``bitwise``, by measured engines of cuDNN (:mod:`.engines`). After about ``time_limit_s`` seconds (None: by
+    the size of the step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is
+    offered takes less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits;
+    ValueError for an unknown class or format or a graph without tasks."""
+    given: dict[str, Any] = {"fidelity": fidelity, "lossy": lossy, "reserve": reserve, "batch_norm": batch_norm}
+    search = partial(_searched, graph, budget_bytes=budget_bytes, seeds=seeds, **given)
     limit_s = _limit(graph, time_limit_s)
+    if not costs.has_engines or (fidelity == "bitwise" and lossy is None):
+        return search(costs.without_engines(), limit_s=limit_s)
+    return best_of(partial(search, limit_s=limit_s / TABLES), graph, costs, budget_bytes, reserve)
+
+
+def _searched(
+    graph: SavedGraph,
+    costs: CostTable,
+    budget_bytes: int | None,
+    *,
+    fidelity: str,
+    lossy: Lossy,
+    reserve: int,
+    seeds: Sequence[Plan],
+    batch_norm: bool,
+    limit_s: float,
+) -> Plan:
+    """The plan under each task's default algorithm."""
+    allowed = Allowed(fidelity, lossy, batch_norm)
     room_bytes = None if budget_bytes is None else budget_bytes - reserve
     given, narrow_bytes = list(seeds), inf
     share = NARROW_SHARE if lossy is not None or allowed.part_counts(graph) != [1] else 0.0
@@ -89,6 +113,8 @@ def minimise_peak(
     ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
     ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
     ``gap`` is None."""
+    exact = fidelity == "bitwise" and lossy is None
+    costs = costs.without_engines() if exact else costs.preferring(leanest)
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)

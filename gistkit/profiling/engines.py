@@ -1,0 +1,130 @@
+"""Seconds and workspace of cuDNN's engines for the convolutions whose workspace matters, where they can be run at all
+(:mod:`gistkit.kernels.cudnn_convolutions`): what a plan may choose of beside PyTorch's own algorithm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gistkit.ir import SavedGraph, Task
+from gistkit.kernels import ConvTask, conv_task, engines, engines_missing
+from gistkit.nn.conv import Prepared
+from gistkit.nn.standin import Geometry
+from gistkit.planning.cost import Algorithm
+from gistkit.profiling.memory_formats import WORTH_BYTES, padding_of
+
+RUNS = 2
+
+
+def engine_algorithms(
+    graph: SavedGraph, own: Mapping[int, Algorithm], model: torch.nn.Module, rows: int, device: torch.device
+) -> dict[int, tuple[Algorithm, ...]]:
+    """By task of a covered convolution the engines that are faster than PyTorch's ``own`` algorithm or take less
+    workspace, and of these none that another beats in both. A convolution counts where a task of it has much workspace.
+    Each engine runs on ``rows`` rows of random numbers; the seconds are those of the whole batch, and so is the
+    workspace, which cuDNN says. What does not fit the card is left out. Nothing where engines cannot run."""
+    if engines_missing():
+        return {}
+    heavy = {graph.tasks[t].call for t, a in own.items() if a.workspace_bytes >= WORTH_BYTES}
+    known: dict[tuple, list[Algorithm]] = {}
+    found = {}
+    for task in graph.tasks:
+        call = task.call if task.call in heavy and task.index in own else -1
+        if call < 0 or graph.calls[call].covered < 0:
+            continue
+        channels_last = _is_channels_last(model, task.module)
+        bias = len(graph.calls[call].operands) > 2
+        key = task.conv, task.part_name, task.dtype, channels_last, bias
+        if key not in known:
+            known[key] = _measured(task, max(graph.batch, 1), rows, device, channels_last, bias)
+        best = [a for a in _unbeaten([own[task.index], *known[key]]) if a.is_engine]
+        if best:
+            found[task.index] = tuple(best)
+    return found
+
+
+def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
+    """Of the fastest and of every other with less workspace than all faster ones."""
+    best: list[Algorithm] = []
+    for a in sorted(known, key=lambda a: (a.seconds, a.workspace_bytes)):
+        if not best or a.workspace_bytes < best[-1].workspace_bytes:
+            best.append(a)
+    return best
+
+
+def _measured(
+    task: Task, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool
+) -> list[Algorithm]:
+    tried = _task(task, rows, device, channels_last)
+    whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
+    found, numbers = [], torch.Generator(device).manual_seed(0)  # nobody else's random state
+    try:
+        operands = [
+            torch.randn(shape, dtype=tried.dtype, device=device, generator=numbers).contiguous(
+                memory_format=tried.memory_format
+            )
+            for shape in tried.shapes[:2]
+        ]
+        for name in [e.name for e in engines(tried) if e.name in whole]:
+            if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device)) is not None:
+                found.append(Algorithm(name, seconds * batch / rows, whole[name]))
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _run_of(task: Task, tried: ConvTask, name: str, operands: list[torch.Tensor], bias: bool) -> Callable[[], Any]:
+    """What the runtime does in the task under that engine, the bias's part with it."""
+    assert task.conv is not None
+    where = Geometry(tried.stride, tried.padding, tried.dilation, task.conv.groups)
+    call = Prepared(where, None, engines={tried.part: name}, channels_last=tried.channels_last)
+    first, second = operands
+    if tried.part == "forward":
+        added = torch.zeros(tried.weight[0], dtype=tried.dtype, device=tried.device) if bias else None
+        return lambda: call.forward(first, second, added)
+    if tried.part == "weight":
+        unread = torch.empty(tried.weight, device="meta")
+        return lambda: call.weight_gradients(second, first, unread, (True, bias))
+    return lambda: call.input_gradient(first, torch.Size(tried.x), second)
+
+
+def _seconds(run: Callable[[], Any], device: torch.device) -> float | None:
+    """The least seconds of a few runs; None where the engine fails or its workspace does not fit."""
+    try:
+        return min([_timed(run, device) for _ in range(1 + RUNS)][1:])  # the first one builds
+    except RuntimeError:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None
+
+
+def _timed(run: Callable[[], Any], device: torch.device) -> float:
+    if device.type != "cuda":
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _task(task: Task, rows: int, device: torch.device, channels_last: bool) -> ConvTask:
+    conv = task.conv
+    assert conv is not None
+    x, weight = (rows, conv.c, conv.h, conv.w), (conv.k, conv.c // conv.groups, *conv.kernel)
+    options = conv.stride, padding_of(conv), conv.dilation
+    return conv_task(task.part_name, x, weight, options, getattr(torch, task.dtype), device, channels_last)
+
+
+def _is_channels_last(model: torch.nn.Module, module: str) -> bool:
+    """Whether the weight of a convolution is, as which PyTorch then runs it."""
+    weight = getattr(model.get_submodule(module), "weight", None) if module else None
+    if not isinstance(weight, torch.Tensor) or weight.dim() != 4:
+        return False
+    return weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
