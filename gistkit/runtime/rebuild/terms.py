@@ -42,8 +42,11 @@ class NormSource:
         """From its node alone; None where the node does not lead to its bias (a bias that needs no gradient)."""
         if type(node).__name__ not in NORMS or not node._saved_training:
             return None
-        bias = getattr(node.next_functions[2][0], "variable", None)
-        return None if bias is None and node._saved_weight is not None else cls(node, bias)
+        try:
+            bias = node.next_functions[2][0].variable
+        except AttributeError:
+            return None if node._saved_weight is not None else cls(node, None)
+        return cls(node, bias)
 
     @property
     def kind(self) -> Kind:
@@ -112,6 +115,10 @@ class Recipe:
         unknown or something is not kept. ``norms``: batch norms that ran under the plan, by covered call;
         ``kept(storage, node)``: the hold on a planned storage that this node made."""
         leaves: Leaves = []
+        kind, first = self._steps[1][:2]
+        if kind == "bn" and first in self._arithmetics and first not in norms:
+            source = NormSource.of(node)
+            return None if source is None else RebuiltBody(partial(self.values, [source]))
         if not self._bind(self._steps[1], node, norms, kept, leaves):
             return None
         return RebuiltBody(partial(self.values, leaves))
@@ -119,8 +126,10 @@ class Recipe:
     def _bind(self, part: tuple, node: Any, norms: dict, kept: Callable, leaves: Leaves) -> bool:
         kind, first = part[0], part[1]
         if kind == "bn":
-            source = norms.get(first)
-            source = NormSource.of(node) if source is None else source if source.node is node else None
+            if first not in norms:
+                source = NormSource.of(node)
+            else:
+                source = norms[first] if norms[first].node is node else None
             if source is None:
                 return False
             if first not in self._arithmetics:
