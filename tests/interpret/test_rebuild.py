@@ -92,12 +92,3 @@ def test_the_result_may_lie_in_an_operand(into):
     out = x if into == "x" else other
     kernels.bn_rebuild(x, norm, "scaled", 49, other, [], "", True, out)
     assert same_bits(plain_nan(out), want)
-
-
-@pytest.mark.parametrize("size", SIZES[:2], ids=str)
-def test_repeated_launches_with_the_operands_that_stand_in_for_others(size):
-    x, other, norm, second = operands(size, torch.float32, sum(size))
-    for how, more in (("", (None, [])), ("values", (other, [])), ("fused", (other, second))):
-        run = kernels.repeated_rebuild(x, size[1], "scaled", size[2], how)
-        want = rebuilt(reference.bn_rebuild, x, norm, "scaled", size[2], *more, "fused" if more[1] else "", True)
-        assert same_bits(rebuilt(run, x, norm, *more), positive_zeros(want))

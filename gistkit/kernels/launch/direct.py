@@ -154,5 +154,5 @@ class Rebuilds:
         if self._launch is None:
             rebuilds = ops.launchers("rebuild")
             self._launch = rebuilds.repeated_rebuild(x, norm[0].numel(), self.form, self._plane, self.other_form)
-        self._launch(x, norm, other, other_norm, out)
+        self._launch(x, *norm, x if other is None else other, *(other_norm or norm), out)
         return out

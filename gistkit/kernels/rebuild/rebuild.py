@@ -19,8 +19,7 @@ Planes that are no whole number of 16-byte accesses, 7x7 for one, are taken in r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -246,20 +245,10 @@ def bn_rebuild(
     launch(kernel, programs, x, *tensors, *numbers, **constexprs)
 
 
-def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> Callable[..., None]:
-    """Launches of (x, norm, other, its norm, out) that do :func:`bn_rebuild` with a ReLU. ``how``: the other's form,
-    ``values`` where it is added as it is, nothing where there is none: then x and its norm stand in its place, as an
-    empty norm of the other's does for x's."""
+def repeated_rebuild(x: torch.Tensor, channels: int, form: str, plane: int, how: str) -> partial[None]:
+    """Launches of (x, mean, 1/std, weight, bias, other, its four, out) that do :func:`bn_rebuild` with a ReLU. ``how``:
+    the other's form, ``values`` where it is added as it is, nothing where x and its four stand in its place."""
     kernel, programs, numbers, constexprs = _launch_of(
         x.numel(), channels, plane, x.element_size(), form, how, True, relu_keeps_negative_zero(x), not x.is_cuda
     )
-    ready = Ready(kernel, x.get_device(), **constexprs)
-
-    def run(x: torch.Tensor, norm: list, other: torch.Tensor | None, other_norm: list, out: torch.Tensor) -> None:
-        own = [t.data_ptr() for t in (x, *norm)]
-        others = own if other is None else [other.data_ptr(), *([t.data_ptr() for t in other_norm] or own[1:])]
-        if not ready.at(programs, (*own, *others, out.data_ptr()), numbers):
-            tensors = (x, *norm, x if other is None else other, *(other_norm or norm), out)
-            ready.first(programs, [t.detach() for t in tensors], numbers)
-
-    return run
+    return partial(Ready(kernel, x.get_device(), **constexprs), programs, numbers)

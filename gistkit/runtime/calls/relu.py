@@ -162,15 +162,15 @@ class RebuiltRelu(MaskedRelu):
             y = relu_op.run(x, inplace) if self._masks is None else relu_op.masked(x, inplace, self._masks)
             state.record_own(self.step.index, self.step.op, y.grad_fn.kept)  # type: ignore[union-attr]
         # of a dense x, as its kind says, y is dense as well
-        gaps, memory = self._masks is None and not is_dense(y), y.untyped_storage()
-        if gaps or y.storage_offset() or memory.nbytes() != self._nbytes:
+        gaps = self._masks is None and not is_dense(y)
+        if gaps or y.storage_offset() or y.untyped_storage().nbytes() != self._nbytes:
             body = None
         elif body is None and as_made:
             body = self._found(state, y, node)
         if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
-        state.stash(y, body, decision, y.grad_fn if self._shares else None, memory)
+        state.stash(y, body, decision, y.grad_fn if self._shares else None)
         if state.probing:
             state.mark_sparse(y)
         return y

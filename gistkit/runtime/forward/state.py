@@ -243,12 +243,10 @@ class ForwardState:
         if decision is not None:
             self.cannot(decision, why)
 
-    def stash(
-        self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None, memory: Any = None
-    ) -> Stash:  # fmt: skip
-        """Have readers of x's storage as it is, ``memory``, share that body. ``node``: x's ``grad_fn``, PyTorch's ReLU,
-        where that shares its values with them."""
-        memory, storage, program = x.untyped_storage() if memory is None else memory, decision.storage, self.program
+    def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
+        """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, PyTorch's ReLU, where that
+        shares its values with them."""
+        memory, storage, program = x.untyped_storage(), decision.storage, self.program
         stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
         self.table.add(x, memory, stash)
         if node is not None:

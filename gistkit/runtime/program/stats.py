@@ -101,8 +101,7 @@ class Observed:
 def observe(state: ForwardState) -> Observed:
     """What a forward that has just ended keeps, before its state is cleared. Holds no tensors."""
     notes, stashes, dense = state.notes, state.table.stashes, state.dense.values()
-    why = [notes[s.storage] if s.storage in notes else s.reason for s in stashes]
-    found = [(s.storage, s.codec, s.plain_bytes, s.body.nbytes, reason) for s, reason in zip(stashes, why, strict=True)]
+    found = [(s.storage, s.codec, s.plain_bytes, s.body.nbytes, notes.get(s.storage, s.reason)) for s in stashes]
     found += [(d.storage, "dense", d.nbytes, d.nbytes, d.reason) for d in dense if not d.ref.expired()]
     own = [(i, op, payload_bytes(kept)) for i, op, kept in state.own]
     return Observed(state.program, found, own, notes, state.diverged)

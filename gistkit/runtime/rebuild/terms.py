@@ -42,11 +42,8 @@ class NormSource:
         """From its node alone; None where the node does not lead to its bias (a bias that needs no gradient)."""
         if type(node).__name__ not in NORMS or not node._saved_training:
             return None
-        try:
-            bias = node.next_functions[2][0].variable
-        except AttributeError:
-            return None if node._saved_weight is not None else cls(node, None)
-        return cls(node, bias)
+        bias = getattr(node.next_functions[2][0], "variable", None)
+        return None if bias is None and node._saved_weight is not None else cls(node, bias)
 
     @property
     def kind(self) -> Kind:
@@ -126,10 +123,8 @@ class Recipe:
     def _bind(self, part: tuple, node: Any, norms: dict, kept: Callable, leaves: Leaves) -> bool:
         kind, first = part[0], part[1]
         if kind == "bn":
-            if first not in norms:
-                source = NormSource.of(node)
-            else:
-                source = norms[first] if norms[first].node is node else None
+            source = norms.get(first)
+            source = NormSource.of(node) if source is None else source if source.node is node else None
             if source is None:
                 return False
             if first not in self._arithmetics:

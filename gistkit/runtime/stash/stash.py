@@ -193,11 +193,8 @@ class StashTable:
     def hold(self, x: torch.Tensor) -> Stash | Reader | None:
         """A further hold on x: the shared values where x is what their node made, counted down by :meth:`Stash.dense`,
         else a reader of its own; None where x has no stash."""
-        address = x.untyped_storage()._cdata
-        if address not in self._entries:
-            return None
-        stash, version, dtype = self._entries[address]
-        if version != x._version or dtype is not x.dtype:
+        stash = self.find(x)
+        if stash is None:
             return None
         node = stash.node
         if node is None or node is not x.grad_fn:
