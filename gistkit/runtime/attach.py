@@ -54,7 +54,10 @@ def compress(
     ``fidelity="reassociated"``: what ``torch.compile`` makes of the model may sum otherwise. ``sparse=False``: takes no
     form whose size depends on the values. A CUDA graph cannot hold those and keeps such storages as they are;
     without them it keeps, and rounds, what single steps do. ``min_gain``: a plan that saves at most this share of the
-    kept bytes is not carried out; the model's own forward runs untouched, and the report says so.
+    kept bytes is not carried out; the model's own forward runs untouched, and the report says so. Unless it is 0 the
+    smallest encodings are left out too, for the host's time: each saves at most a 256th of the kept bytes, and all of
+    them 5 % of what the plan saves, and of what it keeps. A :class:`GraphedStep` makes them; a given plan is carried
+    out whole.
 
     ``lossy="auto"``: each stash exact or in ``fp16``, ``fp8s``, ``int4s`` or ``int2s``, for the fewest bytes with a
     relative error of the gradients of at most ``max_error`` (:mod:`gistkit.runtime.assign`). The first training forward

@@ -83,6 +83,7 @@ class Engine:
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []
+        self._spares_host = settings.min_gain > 0
         self._budget = budget = None if plan is None else plan.budget
         self._sized: dict[tuple[tuple, Shapes], Program] = {}
         self._earlier = PendingBackwards(plan, budget) if plan is not None and budget is not None else None
@@ -195,12 +196,20 @@ class Engine:
     def _install(self, key: tuple, graph: SavedGraph) -> Program:
         """Plan by the densities known so far; a program that would do the same stays."""
         densities = self._densities.setdefault(key, {})
-        plan = gist(graph, lossy=self._formats.of(graph), densities=densities, sparse=self.settings.sparse)
+        lossy, sparse = self._formats.of(graph), self.settings.sparse
+        plan = gist(graph, lossy=lossy, densities=densities, sparse=sparse, spares_host=self._spares_host)
         known = self._programs.get(key)
         if known is None or known.graph is not graph or _moves(known.plan) != _moves(plan):
             self._programs[key] = Program(graph, plan)
             self._sites.pop(key, None)
         return self._programs[key]
+
+    def replayed(self) -> None:
+        """Steps are to be replayed as a CUDA graph, where encodings too small for the host's time cost none of it."""
+        with self._lock:
+            self._spares_host = False
+            for key, program in [] if self.plan is not None else list(self._programs.items()):
+                self._install(key, program.graph)
 
     def _gains(self, program: Program) -> bool:
         plan = program.plan

@@ -6,6 +6,7 @@ import torch
 from gistkit.runtime.live import LiveBytes
 from gistkit.training import Comparison, TrainSettings
 from gistkit.zoo.resnet import BasicBlock, Bottleneck, ResNet
+from tests.support.models import gated_chain
 from tests.support.training import assert_same_training, batches
 
 
@@ -34,3 +35,9 @@ def test_lossless_training_equals_plain_and_needs_less_device_memory():
 def test_steps_whose_first_data_do_not_tell_arithmetics_apart(make):
     """The means of their first batch norms are next to nothing, by which two arithmetics give the first step's bits."""
     assert_same_training(make().cuda(), [(x.cuda(), t.cuda()) for x, t in batches(8, 4, 32)])
+
+
+@pytest.mark.parametrize("narrow", [False, True], ids=["fp32", "autocast"])
+def test_gates_hold_the_stashes_of_what_they_scale(narrow):
+    with torch.autocast("cuda", torch.bfloat16, enabled=narrow):
+        assert_same_training(gated_chain(4).cuda(), [(x.cuda(), t.cuda()) for x, t in batches(8, 4, 32)])

@@ -11,6 +11,7 @@ from torch import nn
 import gistkit
 from gistkit.zoo.resnet import BasicBlock, ResNet
 from tests.support.graphs import Apply
+from tests.support.models import chain, gated_chain
 
 STEADY = 12
 """Steps after which densities are not counted in the next one."""
@@ -61,3 +62,12 @@ def test_python_calls_of_a_steady_step(make, most):
     plain = calls_of_a_steady_step(make().train())
     own = calls_of_a_steady_step(gistkit.compress(make().train()))
     assert own <= most * plain
+
+
+@pytest.mark.parametrize(("make", "most"), [(chain, 70), (gated_chain, 80)], ids=["rebuilt", "rebuilt and gated"])
+def test_calls_that_one_encoding_adds(make, most):
+    """On a CPU 27 of them are backward's, which computes the output by PyTorch's operators."""
+    extra = [
+        calls_of_a_steady_step(gistkit.compress(make(n), min_gain=0)) - calls_of_a_steady_step(make(n)) for n in (6, 16)
+    ]
+    assert (extra[1] - extra[0]) / 10 <= most

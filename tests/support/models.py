@@ -113,3 +113,28 @@ class UNet(nn.Module):
         x = self.merge2(torch.cat([x, second], 1))
         x = self.merge1(torch.cat([self.up1(x), first], 1))
         return self.head(x)
+
+
+def chain(groups: int) -> nn.Sequential:
+    """Convolution, batch norm, ReLU: the ReLU's output is rebuilt from what the batch norm reads."""
+    layers = [
+        m for i in range(groups) for m in (nn.Conv2d(8 if i else 3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)).train()
+
+
+class SqueezeExcite(nn.Module):
+    """As squeeze-and-excitation has it: its product saves what it scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.wide(torch.relu(self.narrow(x.mean((2, 3), keepdim=True)))).sigmoid()
+
+
+def gated_chain(groups: int) -> nn.Sequential:
+    """The same with a gate behind every ReLU."""
+    layers, gates = list(chain(groups)), [SqueezeExcite() for _ in range(groups)]
+    return nn.Sequential(*[m for i, g in enumerate(gates) for m in (*layers[3 * i : 3 * i + 3], g)], *layers[-3:])

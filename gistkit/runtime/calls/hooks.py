@@ -14,7 +14,7 @@ import torch
 
 from gistkit.capture import is_weight
 from gistkit.ir import Decision
-from gistkit.nn.keep import Kept, SavedAsIs
+from gistkit.nn.keep import PACKED, Kept, SavedAsIs
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
@@ -49,8 +49,18 @@ class caught:
 
 def pack_known(state: ForwardState, x: torch.Tensor) -> Any:
     """A hold on what an op saves: the stash of its storage as it is now, else the tensor itself."""
-    stash = None if is_weight(x) else state.table.find(x)
-    return SavedAsIs(x) if stash is None else stash.hold(x)
+    return state.table.hold(x) or SavedAsIs(x)
+
+
+def hold_saved(state: ForwardState, node: Any, field: str) -> None:
+    """Have a node hold the stash, if there is one, of what it saved as ``field`` (autograd's name without _saved_)."""
+    try:
+        x = getattr(node, f"_saved_{field}")
+    except (AttributeError, RuntimeError):  # saved otherwise than in the capture, or written to since
+        return
+    known = state.table.hold(x) if isinstance(x, torch.Tensor) else None
+    if known is not None:
+        getattr(node, f"_raw_saved_{field}").register_hooks(PACKED, known.dense)
 
 
 class without_hooks:

@@ -118,11 +118,12 @@ class Leaf(Site):
     def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
         super().__init__(module, program, calls)
         self._op, self._operands = LEAVES[self.kind]
+        self._interposed = program.interposed_calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, at, module = running.state, self.at, self.module
         if (
-            state is None or kwargs or len(args) != 1 or not _gradients() or _top(False) is not None
+            state is None or kwargs or not args or args[1:] or not _gradients() or _top(False) is not None
             or _transforms() or forward_ad._current_level >= 0
         ):  # fmt: skip
             return self.plain(module, *args, **kwargs)
@@ -133,6 +134,8 @@ class Leaf(Site):
             return self.plain(module, x)
         index, program = self._calls[at], self._program
         state.calls = index + 1
+        if state.deferred is None and index not in self._interposed:  # another call of the module is interposed on
+            return self.plain(module, x)
         call = program.calls[index]
         y = None if call is None or state.deferred is not None else call.at(state, module, x)
         if y is None:

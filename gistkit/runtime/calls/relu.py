@@ -22,7 +22,6 @@ from gistkit.ir import OPERATORS, STAY, Decision, zeros_left_out
 from gistkit.kernels import Masks, is_dense
 from gistkit.nn import relu as relu_op
 from gistkit.nn.eligible import overwritable
-from gistkit.nn.keep import PACKED
 from gistkit.runtime.calls.kinds import SpecialisedCall, TensorKind
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.state import ForwardState
@@ -131,7 +130,7 @@ class StashedRelu(_ReluCall):
         if body is None:
             state.alias(y, decision)
         else:
-            share(state, y, body, decision)
+            state.stash(y, body, decision, y.grad_fn)
         return y
 
     def _own(self, state: ForwardState, x: torch.Tensor, inplace: bool) -> torch.Tensor:
@@ -171,10 +170,7 @@ class RebuiltRelu(MaskedRelu):
         if body is None:
             self._store(state, y, NOT_EXACT if as_made and self._recipe is None else MADE_OTHERWISE)
             return y
-        if self._shares:
-            share(state, y, body, decision)
-        else:
-            state.stash(y, body, decision)
+        state.stash(y, body, decision, y.grad_fn if self._shares else None)
         if state.probing:
             state.mark_sparse(y)
         return y
@@ -206,10 +202,4 @@ class RebuiltRelu(MaskedRelu):
             return
         body = state.body(y, instead)
         if body is not None:
-            share(state, y, body, instead)
-
-
-def share(state: ForwardState, y: torch.Tensor, body: Any, decision: Decision) -> None:
-    """Have the node of y, PyTorch's own ReLU, and all readers of y share that body's values."""
-    node: Any = y.grad_fn
-    node._raw_saved_result.register_hooks(PACKED, state.stash(y, body, decision, node).dense)
+            state.stash(y, body, instead, y.grad_fn)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from gistkit.nn.eligible import transformed
-from gistkit.runtime.calls.hooks import caught, pack_known
+from gistkit.runtime.calls.hooks import caught, hold_saved, pack_known
 from gistkit.runtime.calls.interpose import Interposer, interposed
 from gistkit.runtime.calls.leaves import LEAVES, LIBRARY, OVERRIDING, KnownLeaf, Leaf, Site, library, running
 from gistkit.runtime.forward.state import ForwardState
@@ -54,7 +54,12 @@ class Area(Site):
 
 
 class Reading(Site):
-    """A module without sites beneath it whose own code saves outputs of ReLUs, as a gate does that scales one."""
+    """A module without sites beneath it whose own code saves outputs of ReLUs, as a gate does that scales one. Where
+    the node of its result saves them all they are replaced there; else all that the module saves passes a hook."""
+
+    def __init__(self, module: nn.Module, name: str, program: Program) -> None:
+        super().__init__(module, program, ())
+        self._node, self._fields = _last_node(program, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = running.state, self.module
@@ -62,8 +67,17 @@ class Reading(Site):
             return self.plain(module, *args, **kwargs)
         if state.deferred is not None:
             state.store_deferred()
-        with caught(state, pack_known):
-            return self.plain(module, *args, **kwargs)
+        if not self._node:
+            with caught(state, pack_known):
+                return self.plain(module, *args, **kwargs)
+        y = self.plain(module, *args, **kwargs)
+        node = getattr(y, "grad_fn", None)
+        if type(node).__name__ == self._node:
+            for field in self._fields:
+                hold_saved(state, node, field)
+        else:
+            self._node = ""  # it goes another way than when it was captured: kept as it is now, caught from now on
+        return y
 
 
 class Sites:
@@ -89,28 +103,26 @@ class Sites:
         captured; calls of other threads run as plain PyTorch."""
         before, running.state = running.state, state
         state.expected = self._expected
-        ours = []
         for site in self._sites if library() == LIBRARY else ():
             module, kind = site.ref(), site.kind
             if type(module) is kind and kind.forward is site.plain:
                 attributes = module.__dict__
                 if site.guards.isdisjoint(attributes):
                     site.at, site.module, attributes["forward"] = 0, module, site
-                    ours.append((site, attributes))
         try:
             with interposed(state) if self._whole else nullcontext():
                 yield
         finally:
             running.state = before
-            for site, attributes in ours:
-                site.module = None
-                if attributes.get("forward") is site:
-                    del attributes["forward"]
+            for site in self._sites:
+                module, site.module = site.module, None
+                if module is not None and "forward" in module.__dict__ and module.__dict__["forward"] is site:
+                    del module.__dict__["forward"]
 
 
 def _sites(model: nn.Module, program: Program) -> list[Site]:
     modules = dict(model.named_modules())
-    wanted = program.interposed_calls()
+    wanted = program.interposed_calls.items()
     areas = {name for index, name in wanted if not _is_leaf(modules.get(name), program.steps[index].op)}
     caught = program.caught_calls()
     readings = {name for _, name, _ in caught if name} - {name for _, name, known in caught if not known}
@@ -134,7 +146,18 @@ def _sites(model: nn.Module, program: Program) -> list[Site]:
     for a, calls in beneath.items():
         numbers = calls or [n for n, name, _ in caught if _beneath(name, a)]
         found.append(Area(modules[a], a, program, numbers, bool(calls)))
-    return found + [Reading(modules[r], program, ()) for r in readings]
+    return found + [Reading(modules[r], r, program) for r in readings]
+
+
+def _last_node(program: Program, name: str) -> tuple[str, tuple[str, ...]]:
+    """The node of a module's last call, and the fields in which it saves what is to be caught; ("", ()) where another
+    call of the module saves some of that."""
+    calls = [c for c in program.graph.calls if _beneath(c.module, name)]
+    found = [(c, s) for c in calls for s in c.saves if program.catches(s.storage)]
+    nodes = {s.node for _, s in found}
+    if len(nodes) != 1 or any(c is not calls[-1] or s.field == "?" for c, s in found):
+        return "", ()
+    return nodes.pop(), tuple(s.field for _, s in found)
 
 
 def _is_leaf(module: Any, op: str) -> bool:

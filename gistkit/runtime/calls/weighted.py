@@ -73,10 +73,10 @@ class NativeConv2d(_Conv2d):
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         y: Any = torch.conv2d(x, weight, bias, *options)
         # autocast's copy of x, which is saved then, is another tensor
-        stash = state.table.find(x) if y.dtype is x.dtype else None
+        known = state.table.hold(x) if y.dtype is x.dtype else None
         decision = self._decision
-        if stash is not None:
-            y.grad_fn._raw_saved_input.register_hooks(PACKED, stash.hold(x).dense)
+        if known is not None:
+            y.grad_fn._raw_saved_input.register_hooks(PACKED, known.dense)
         elif decision is None or not decision.stays:
             y.grad_fn._raw_saved_input.register_hooks(partial(state.keep, decision=decision), DENSE_VALUES)
         return y

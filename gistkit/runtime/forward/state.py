@@ -16,7 +16,7 @@ from gistkit.errors import HostMemoryError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.kernels import capturing
 from gistkit.nn.eligible import KERNEL_DTYPES
-from gistkit.nn.keep import Kept, SavedAsIs
+from gistkit.nn.keep import PACKED, Kept, SavedAsIs
 from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.journey import Journey
 from gistkit.runtime.offload.host import AwayOnHost, HostBody
@@ -245,10 +245,13 @@ class ForwardState:
             self.cannot(decision, why)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
-        """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, where it shares values."""
+        """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, PyTorch's ReLU, where that
+        shares its values with them."""
         memory, storage, program = x.untyped_storage(), decision.storage, self.program
         stash = Stash(body, storage, decision.codec, memory.nbytes(), decision.reason, node)
         self.table.add(x, memory, stash)
+        if node is not None:
+            node._raw_saved_result.register_hooks(PACKED, stash.dense)
         if program is not None and storage in program.sources:
             self.nodes[storage] = node or x.grad_fn
         return stash
@@ -292,7 +295,8 @@ class ForwardState:
         return self.table.named(storage) or self.aliases.get(storage)
 
     def measured(self) -> dict[int, float]:
-        found = [(s.storage, getattr(s.body, "density", None)) for s in self.table.stashes]
+        coded = [s for s in self.table.stashes if s.codec in CODECS]
+        found = [(s.storage, getattr(s.body, "density", None)) for s in coded]
         return self.densities | {storage: share for storage, share in found if storage >= 0 and share is not None}
 
     def finish(self) -> None:

@@ -171,6 +171,10 @@ class Program:
         caught = {key[0] for key, several in found.items() if any(map(self._is_caught, several))}
         return frozenset(caught | unread if self._given else caught)
 
+    def catches(self, storage: int) -> bool:
+        """Whether a storage is to be caught where an uncovered call saves it."""
+        return self._is_caught(self.decisions.get(storage))
+
     def _is_caught(self, decision: Decision | None) -> bool:
         return _changes(decision) or (decision is not None and decision.storage in self.sources)
 
@@ -182,9 +186,10 @@ class Program:
     def norms(self) -> list[Call]:
         return [c for c in self.covered if c.op == "batch_norm" and c.covered in self._in_recipes]
 
-    def interposed_calls(self) -> list[tuple[int, str]]:
-        """(number, module) of the covered calls that do not just run as plain PyTorch."""
-        return [(s.index, self.covered[s.index].module) for s in self.steps if self._is_interposed(s)]
+    @cached_property
+    def interposed_calls(self) -> dict[int, str]:
+        """By number the modules of the covered calls that do not just run as plain PyTorch."""
+        return {s.index: self.covered[s.index].module for s in self.steps if self._is_interposed(s)}
 
     def _is_interposed(self, step: Step) -> bool:
         if step.op == "add":
@@ -200,7 +205,7 @@ class Program:
         for call in self.graph.calls:
             done = max(done, call.covered + 1)
             saved = [] if call.covered >= 0 else [s.storage for s in _in_order(call)]
-            caught = {s for s in saved if self._is_caught(self.decisions.get(s))}
+            caught = {s for s in saved if self.catches(s)}
             if caught:
                 found.append((done, call.module, caught <= outputs))
         return found

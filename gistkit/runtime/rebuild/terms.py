@@ -112,6 +112,10 @@ class Recipe:
         unknown or something is not kept. ``norms``: batch norms that ran under the plan, by covered call;
         ``kept(storage, node)``: the hold on a planned storage that this node made."""
         leaves: Leaves = []
+        kind, first = self._steps[1][:2]
+        if kind == "bn" and first in self._arithmetics and first not in norms:
+            source = NormSource.of(node)
+            return None if source is None else RebuiltBody(partial(self.values, [source]))
         if not self._bind(self._steps[1], node, norms, kept, leaves):
             return None
         return RebuiltBody(partial(self.values, leaves))

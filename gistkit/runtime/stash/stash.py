@@ -98,14 +98,6 @@ class Stash:
         self.reason, self.node, self._readers = reason, node, 0 if node is None else 1
         self._values: torch.Tensor | None = None
 
-    def hold(self, x: torch.Tensor) -> Stash | Reader:
-        """A further hold on x: the shared values where x is what their node made, counted down by :meth:`dense`."""
-        node = self.node
-        if node is None or node is not x.grad_fn:
-            return Reader(self, x)
-        self._readers += 1
-        return self
-
     def dense(self, _: Any = None) -> torch.Tensor:
         values = self._values
         if is_retained():
@@ -192,8 +184,23 @@ class StashTable:
 
     def find(self, x: torch.Tensor) -> Stash | None:
         # no need to ask whether the weak reference has expired: it keeps the address from being another storage's
-        entry = self._entries.get(x.untyped_storage()._cdata)
-        return None if entry is None or entry[1] != x._version or entry[2] is not x.dtype else entry[0]
+        address = x.untyped_storage()._cdata
+        if address not in self._entries:
+            return None
+        stash, version, dtype = self._entries[address]
+        return None if version != x._version or dtype is not x.dtype else stash
+
+    def hold(self, x: torch.Tensor) -> Stash | Reader | None:
+        """A further hold on x: the shared values where x is what their node made, counted down by :meth:`Stash.dense`,
+        else a reader of its own; None where x has no stash."""
+        stash = self.find(x)
+        if stash is None:
+            return None
+        node = stash.node
+        if node is None or node is not x.grad_fn:
+            return Reader(stash, x)
+        stash._readers += 1
+        return stash
 
     def tag(self, x: torch.Tensor) -> None:
         """Remember that x's storage, as it is now, is worth zero-value compression."""

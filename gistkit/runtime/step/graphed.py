@@ -34,6 +34,9 @@ class Replayed:
 
     def __init__(self, model: torch.nn.Module, work: Callable[..., Any], warm_up: int = WARM_UP) -> None:
         self._model, self._work, self._warm_up = model, work, warm_up
+        forward = compressed_forward(model)
+        if forward is not None:
+            forward.engine.replayed()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
         self._modules: tuple = ()

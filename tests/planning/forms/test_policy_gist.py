@@ -1,5 +1,8 @@
 """The Gist policy: one rule, one graph, one decision at a time."""
 
+import functools
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -8,7 +11,7 @@ from gistkit import zoo
 from gistkit.capture.entry import capture
 from gistkit.codecs import CODECS
 from gistkit.ir.plan import Plan
-from gistkit.planning.policies.gist_rules import gist
+from gistkit.planning.policies.gist_rules import SPARED, SPARED_EACH, Planner, gist
 from tests.support.graphs import Double, Functional, captured, choice, conv, decision, decisions, fake_batch, the
 
 
@@ -33,6 +36,44 @@ def test_windows_too_large_for_the_code_of_no_gradient():
     larger = conv_relu_pool(kernel_size=(16, 17), stride=1, padding=(0, 1))
     for found, codec in ((graph, "argmax8"), (larger, "dense")):  # dense: PyTorch's own pool runs
         assert decisions(found)[next(s.id for s in found.kept() if s.dtype == "int64")].codec == codec
+
+
+def uneven(small_width, small=30, large=12):
+    """ReLUs that convolutions read, many of them far smaller than the rest."""
+    widths = [8, *[64] * large, *[small_width] * small, 8]
+    convs = [torch.nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]
+    return captured(lambda m, x: functools.reduce(lambda y, f: F.relu(f(y)), m, x), *convs)
+
+
+@pytest.mark.parametrize("lossy", [None, "int2s"], ids=["half of the bytes gained", "most of them"])
+def test_the_smallest_encodings_are_left_out_for_the_hosts_time_up_to_a_share_of_gain_and_rest(lossy):
+    graph = uneven(2)
+    whole, spared = gist(graph, lossy=lossy), gist(graph, lossy=lossy, spares_host=True)
+    planner = Planner(graph, lossy, None)
+    saved = {d.storage: graph.storages[d.storage].nbytes - planner.predicted_bytes(d) for d in whole.decisions}
+    left = {d.storage for d in spared.decisions if "too small for the host's time" in d.reason}
+    assert 0 < len(left) < 30
+    most = SPARED * min(whole.kept_bytes, sum(saved.values()))
+    given_up, smallest = sum(saved[s] for s in left), min(saved[d.storage] for d in spared.decisions if not d.stays)
+    assert given_up <= most < given_up + smallest, "no more, and no less, than is given up"
+    assert max(saved[s] for s in left) <= SPARED_EACH * graph.kept_bytes
+    assert spared.kept_bytes == whole.kept_bytes + sum(saved[s] for s in left)
+    assert [d for d in spared.decisions if d.storage not in left] == [
+        d for d in whole.decisions if d.storage not in left
+    ]
+    found = next(d for d in spared.decisions if d.storage in left)
+    mib = f"{saved[found.storage] / 2**20:.2f} of {graph.kept_bytes / 2**20:.2f} MiB"
+    assert (found.codec, found.reason) == ("dense", f"too small for the host's time: {mib}")
+
+
+def test_no_encoding_is_left_out_that_saves_a_256th_nor_a_map_that_its_operator_makes():
+    graph = uneven(8, small=2)
+    assert gist(graph, spares_host=True).decisions == gist(graph).decisions
+    pooled = lambda m, x: F.max_pool2d(F.max_pool2d(F.max_pool2d(m[0](x), 2), 2), 2)  # noqa: E731
+    pools = captured(lambda m, x: m[1](pooled(m, x)).exp(), conv(), torch.nn.Conv2d(8, 4096, 1), shape=(4, 8, 64, 64))
+    found = gist(pools, spares_host=True).decisions
+    saved = min(pools.storages[d.storage].nbytes for d in found if d.codec == "argmax4")
+    assert saved < SPARED_EACH * pools.kept_bytes and found == gist(pools).decisions
 
 
 SPOILERS = {

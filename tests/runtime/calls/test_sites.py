@@ -3,6 +3,7 @@
 
 import copy
 import pickle
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.runtime.calls.hooks import pack_known
 from gistkit.runtime.live import LiveBytes
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle  # noqa: F401
 from tests.support.models import Call
@@ -182,7 +184,63 @@ def test_a_gate_reads_the_stash_of_what_it_scales():
     ours = assert_same_gradients(model, lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
     engine = ours.forward.engine
     (sites,) = engine._sites.values()
-    assert [type(s).__name__ for s in sites._sites if type(s.ref()) is Gate] == ["Reading"] * 3
+    gates = [s for s in sites._sites if type(s.ref()) is Gate]
+    assert [(type(s).__name__, s._node, s._fields) for s in gates] == [("Reading", "MulBackward0", ("self",))] * 3
     stats = gistkit.report(ours).stats
     gated = [r for r in stats.rows if r.op == "relu" and r.shape == (4, 16, 32, 32)]
     assert len(gated) == 3 and all(r.kept_bytes < r.plain_bytes for r in gated)
+
+
+class Leaning(Gate):
+    """Its product is not the module's last call from the beginning, or from some forward on."""
+
+    def __init__(self, late=False):
+        super().__init__()
+        self.late = late
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y.clone() if self.late else y
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["never the last", "the last at first"])
+def test_a_gate_whose_product_is_not_the_last_call_passes_hooks(late, monkeypatch):
+    gate, packed = Leaning(late), []
+    monkeypatch.setattr("gistkit.runtime.calls.sites.pack_known", lambda *x: packed.append(x) or pack_known(*x))
+    layers = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), gate, Call(lambda x: x.mean((1, 2, 3)))
+    steps = Counter()
+
+    def run(model, _):
+        steps[model] += 1
+        model[3].late = late or steps[model] > 7
+        return model(torch.randn(4, 3, 32, 32)).sum()
+
+    ours = assert_same_gradients(nn.Sequential(*layers), run, steps=9)
+    (sites,) = ours.forward.engine._sites.values()
+    (site,) = [s for s in sites._sites if type(s.ref()) is Leaning]
+    assert type(site).__name__ == "Reading" and site._node == "" and packed
+
+
+def test_a_call_that_is_kept_as_it_is_runs_plain_though_its_module_has_another():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convs = nn.ModuleList(nn.Conv2d(a, 16, 3, padding=1) for a in (3, 16))
+            self.norms, self.relu = nn.ModuleList(nn.BatchNorm2d(16) for _ in range(2)), nn.ReLU()
+
+        def forward(self, x):
+            for conv, norm in zip(self.convs, self.norms, strict=True):
+                x = self.relu(norm(conv(x)))
+            return x  # escapes, so it stays
+
+    model = Shared()
+    ours = assert_same_gradients(model, lambda model, _: model(torch.randn(4, 3, 32, 32)).sum(), steps=4)
+    (program,) = ours.forward.engine._programs.values()
+    first, second = (s.index for s in program.steps if s.op == "relu")
+    assert first in program.interposed_calls and second not in program.interposed_calls
+    calls = [type(call).__name__ for call in (program.calls[first], program.calls[second])]
+    assert calls == ["RebuiltRelu", "PlainRelu"], "the second was specialised where all calls are seen"
+    for _ in range(2):  # the fifth step sees all calls, to count zeros, the sixth does not
+        program.calls[second] = None
+        ours(torch.randn(4, 3, 32, 32)).sum().backward()
+    assert program.calls[second] is None
