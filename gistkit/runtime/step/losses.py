@@ -12,15 +12,16 @@ contributes S_p / W, so the contributions add up to S / W:
 
 S_p and S_p / W have the results' dtype; float16, whose sums overflow, is computed in float32. The host never waits.
 
-**Functions of the caller's own**, taken for a mean or a sum over rows and compared with that in every step. When the parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
+**Functions of the caller's own**, taken for a mean or a sum over rows and compared with that in every step.
+When the parts are done, and with them their activations, each is halved, and for every two neighbouring pieces a and b
 
     L(a + b) = s_a L(a) + s_b L(b)      s: the fraction of the rows for a mean, 1 for a sum
 
 must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
 weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
-the shapes of the first part's. Two pieces are as many rows as a part, so this takes about its loss's bytes. A function that
-only hands results and targets on to one loss of torch.nn.functional (:mod:`.seen_loss`) is compared so in its first
-step of a kind; in later ones its numbers of labels tell whether the parts add up."""
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about its loss's bytes. A function
+that only hands results and targets on to one loss of torch.nn.functional (:mod:`.seen_loss`) is compared so in its
+first step of a kind; in later ones its numbers of labels tell whether the parts add up."""
 
 from __future__ import annotations
 
