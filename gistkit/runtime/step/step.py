@@ -24,7 +24,7 @@ from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
-from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
+from gistkit.runtime.signature import AUTOCAST_DEVICES, modules_in, signature
 from gistkit.runtime.step.losses import ComparedLoss, known_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
@@ -111,7 +111,7 @@ def _check_model(
     model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
 ) -> None:
     least = min(stop - start for start, stop in itertools.pairwise(bounds))
-    kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
+    kind = (signature(*whole), tuple([m.training for m in modules_in(model)]), statistics)
     checked = _checked.setdefault(model, {})
     if checked.get(kind, least + 1) <= least:
         return
@@ -229,6 +229,8 @@ def check_step(
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
+    if not any([isinstance(module, _BatchNorm) for module in modules_in(model)]):
+        return
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(
