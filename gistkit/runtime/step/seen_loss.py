@@ -72,12 +72,14 @@ class SeenLoss(TorchFunctionMode):
         """The loss with its options, where results and targets are all of its tensors."""
         options = dict(zip(_names(func)[2:], args[2:], strict=False)) | kwargs
         reduction = options.setdefault("reduction", "mean")
-        known = len(args) >= 2 and all(id(x) in self._views for x in args[:2])
+        if len(args) < 2:
+            return None
+        x, targets = args[0], args[1]
+        known = id(x) in self._views and id(targets) in self._views
         if not known or reduction not in ("mean", "sum") or not all(type(v) in PLAIN for v in options.values()):
             return None
         if any(options.get(name) is not None for name in ("size_average", "reduce")):
             return None
-        x, targets = args[0], args[1]
         labels = func in self._over_classes and not targets.is_floating_point()
         if not labels and x.shape != targets.shape:
             return None
