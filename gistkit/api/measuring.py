@@ -98,7 +98,8 @@ def costs_of(
     if times is None:
         return cost_table(graph, hardware, density=density)
     if times.host_s and times.runtime_host_s and hardware.host_s:
-        hardware = replace(hardware, host_s=times.host_s, runtime_host_s=times.runtime_host_s)
+        names = "host_s", "runtime_host_s", "move_host_factor"
+        hardware = replace(hardware, **{name: getattr(times, name) for name in names})
     measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes, "engines": times.engines}
     return cost_table(graph, hardware, density=density, **measured)
 

@@ -19,7 +19,7 @@ from gistkit.capture import spread, uncollected
 from gistkit.errors import BudgetError, CaptureError, renamed
 from gistkit.formats import AUTO, MAX_ERROR, Lossy, named
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls
+from gistkit.planning import EXAMPLE_FORMAT, check_words, contract_of, refused, task_calls, with_joint_gradients
 from gistkit.planning import made as by_name
 from gistkit.planning.cost import CostTable, Hardware, check_budget, parse_budget, parse_bytes
 from gistkit.planning.forms import Replays
@@ -184,6 +184,7 @@ def plan_graph(
         raise refused(graph, costs, budget_bytes, settings, policy, error) from None
     if refuse and budget_bytes is not None and made.peak_bytes > budget_bytes:
         raise refused(graph, costs, budget_bytes, settings, policy, made)
+    made = with_joint_gradients(graph, costs, made)
     sparse = [d.storage for d in made.decisions if d.form.sparse]
     contract = replace(
         contract_of(graph, made.sub_batches),

@@ -70,12 +70,14 @@ class Decision:
 class CallChoice:
     """How one covered call runs. ``mask_in_pool``: a ReLU whose backward is the identity, as the map of the max-pool
     behind it carries its mask; and that pool. ``algorithm`` of a convolution: the engines of cuDNN that run it, by
-    part; any other name is planner data, and PyTorch picks by itself (:mod:`gistkit.planning.cost.algorithms`)."""
+    part; any other name is planner data, and PyTorch picks by itself (:mod:`gistkit.planning.cost.algorithms`).
+    ``joint``: a linear layer with PyTorch's own node, which holds the input beside both gradients, as there is room."""
 
     covered: int
     op: str
     mask_in_pool: bool = False
     algorithm: str = ""
+    joint: bool = False
 
 
 _OPEN, _UNKNOWN = Contract(), Prediction()

@@ -92,14 +92,14 @@ class SingleUse:
         return kept.dense()
 
 
-def replace_saved(y: Any, field: str, kept: Kept) -> None:
-    """Have y's node hold ``kept`` in place of the tensor that it saved as ``field`` (autograd's name without
+def replace_saved(node: Any, field: str, kept: Kept) -> None:
+    """Have a node hold ``kept`` in place of the tensor that it saved as ``field`` (autograd's name without
     ``_saved_``); where that is the tensor itself, PyTorch's own hold stays, with its check against writes.
 
     The node must have saved it under no saved-tensor hooks.
     """
     if type(kept) is not SavedAsIs:
-        getattr(y.grad_fn, f"_raw_saved_{field}").register_hooks(PACKED, SingleUse(kept).dense)
+        getattr(node, f"_raw_saved_{field}").register_hooks(PACKED, SingleUse(kept).dense)
 
 
 def keep_dense(x: torch.Tensor) -> Kept:

@@ -68,7 +68,7 @@ def batch_norm(
 def keep_input(y: torch.Tensor, keep: Keep, x: torch.Tensor, *others: Vector) -> None:
     """Have the node of y, the batch norm of x in training, keep what ``keep`` makes of x, where that can be."""
     if keeps_its_input(y) and covered(x, *others) and not hooked() and is_dense(x) and x.numel() > 0:
-        replace_saved(y, "input", keep(x))
+        replace_saved(y.grad_fn, "input", keep(x))
 
 
 def keeps_its_input(y: torch.Tensor) -> bool:

@@ -10,4 +10,5 @@ from gistkit.planning.contract import (
     contract_of,
     task_calls,
 )
+from gistkit.planning.joint import with_joint_gradients
 from gistkit.planning.knapsack import Choice, least_bytes_within

@@ -28,6 +28,7 @@ from torch import nn
 from gistkit.capture import capture
 from gistkit.codecs import CODECS
 from gistkit.ir import SavedGraph
+from gistkit.planning import with_joint_gradients
 from gistkit.planning.cost import (
     CUDA_LIBRARIES_BYTES,
     MEASURED_DENSITY,
@@ -39,7 +40,7 @@ from gistkit.planning.cost import (
 )
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator
-from gistkit.runtime import compress
+from gistkit.runtime import compress, restore
 
 MIB = 2**20
 REPEATS = 5
@@ -82,7 +83,7 @@ def _measured(place: torch.device) -> Hardware:
     if on_gpu:
         sizes, name = _CUDA, torch.cuda.get_device_name(place)
         memory_bytes = torch.cuda.get_device_properties(place).total_memory
-    host_s, runtime_host_s = host_task_s(place) if on_gpu else (0.0, 0.0)
+    host = host_task_s(place) if on_gpu else HostTimes()
     with torch.no_grad():
         source = torch.ones(sizes.copy_bytes // 4, device=place)
         memory_gbps = _rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
@@ -101,8 +102,7 @@ def _measured(place: torch.device) -> Hardware:
             async_counts=on_gpu,
             codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
-            host_s=host_s,
-            runtime_host_s=runtime_host_s,
+            **host._asdict(),
             link_interference=interference,
             source=f"calibrated {datetime.now(timezone.utc).date()}, torch {torch.__version__}",
         )
@@ -243,9 +243,17 @@ def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
     return rates
 
 
-def host_task_s(device: torch.device) -> tuple[float, float]:
-    """Seconds of the host for one task of a step, plain and under the runtime, of a small network whose kernels take
-    less time than the host takes to launch them. Synchronises."""
+class HostTimes(NamedTuple):
+    """The host's figures of :class:`Hardware`."""
+
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
+    move_host_factor: float = 1.0
+
+
+def host_task_s(device: torch.device) -> HostTimes:
+    """What the host takes for one task of a step, of a small network whose kernels take less time than the host takes
+    to launch them. Synchronises."""
     model, x = small_step(device)
 
     def step() -> None:
@@ -255,17 +263,22 @@ def host_task_s(device: torch.device) -> tuple[float, float]:
     return task_s_of(model, capture(model, (x,), backward=True), step, device)
 
 
-def task_s_of(
-    model: nn.Module, graph: SavedGraph, step: Callable[[], Any], device: torch.device
-) -> tuple[float, float]:
+def task_s_of(model: nn.Module, graph: SavedGraph, step: Callable[[], Any], device: torch.device) -> HostTimes:
     """The same of a model's step, which ``graph`` was captured of; the model is compressed then. The runtime carries
-    out a plan of `checkpoint`, whose reruns are tasks too."""
+    out a plan of no decision, then one of `checkpoint`: what that takes longer is for the tasks that it runs anew."""
     # any device would do: the plan is the one of least peak; a second of the host a task: their sum counts them
-    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0))
-    plan, plain_s = POLICIES["checkpoint"](graph, costs), seconds(step, device, STEPS)
-    compress(model, plan)
-    issued = float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
-    return _rounded(plain_s / len(graph.tasks)), _rounded(seconds(step, device, STEPS) / issued)
+    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0, move_host_factor=1.0))
+    again = POLICIES["checkpoint"](graph, costs)
+    bare, tasks = replace(again, decisions=()), len(graph.tasks)
+    taken = [seconds(step, device, STEPS)]
+    for plan in (bare, again):
+        compress(model, with_joint_gradients(graph, costs, plan))
+        taken.append(seconds(step, device, STEPS))
+        restore(model)
+    reruns = float(Simulator(graph, costs).profile(again).beside.host_s.sum()) - tasks
+    plain_s, task_s = taken[0] / tasks, taken[1] / tasks
+    more = (taken[2] - taken[1]) / reruns / task_s if reruns else 1.0
+    return HostTimes(_rounded(plain_s), _rounded(task_s), _rounded(max(1.0, more)))
 
 
 def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:

@@ -42,7 +42,7 @@ from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Algorithm, Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
-from gistkit.profiling.calibration import task_s_of
+from gistkit.profiling.calibration import HostTimes, task_s_of
 from gistkit.profiling.engines import engine_algorithms
 from gistkit.profiling.memory_formats import channels_last_bytes
 from gistkit.runtime import available_bytes, does_not_fit
@@ -124,11 +124,11 @@ def step_times(
     return StepTimes(*about, found.step_s, seconds, workspace, other, *host, engines=known)
 
 
-def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> tuple[float, float]:
+def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> HostTimes:
     """The host's seconds for one task of a step of few rows, whose kernels take less time than that, plain and under
     the runtime; zeros on a CPU, and of a model that cannot take so few or that the runtime cannot run."""
     if not hardware.host_s:
-        return 0.0, 0.0
+        return HostTimes()
     with untouched_random_states(), torch.enable_grad(), no_autocast_cache():
         try:
             twin = plain_copy(model)
@@ -139,7 +139,7 @@ def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, 
             )
             return task_s_of(twin, part, partial(_unwatched, twin, few), place)
         except (GistError, RuntimeError, ValueError):
-            return 0.0, 0.0
+            return HostTimes()
 
 
 def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:

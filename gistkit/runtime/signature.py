@@ -46,24 +46,33 @@ def foreign_context() -> str:
     return "other saved-tensor hooks were active" if hooks_are_active() else ""
 
 
+def modules_in(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """``model.modules()``, in another order, by a tenth of its calls."""
+    found, seen = [model], {model}
+    for module in found:
+        for child in module._modules.values() if module._modules else ():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append(child)
+    return found
+
+
 def state_kinds(model: torch.nn.Module) -> tuple:
     """Every module's class, mode and code (a changed graph has the class that it had), dtype, shape and gradient of
     every parameter and buffer: what a plan of the caller's is for."""
     found: list[Any] = []
-    seen, pending = {model}, [model]
-    while pending:
-        module = pending.pop()
+    for module in modules_in(model):
         kind: Any = type(module)
-        found += kind, module.training, getattr(getattr(kind, "forward", None), "__code__", None)
+        try:
+            code = kind.forward.__code__
+        except AttributeError:
+            code = None
+        found += kind, module.training, code
         for table in (module._parameters, module._buffers):
             for t in table.values() if table else ():
                 if t is not None:
                     shape = t.shape if type(t) in (torch.nn.Parameter, torch.Tensor) or not is_lazy(t) else None
                     found += t.dtype, shape, t.requires_grad
-        for child in module._modules.values() if module._modules else ():
-            if child is not None and child not in seen:
-                seen.add(child)
-                pending.append(child)
     return tuple(found)
 
 

@@ -21,8 +21,8 @@ CASES = {  # x, weight, stride, padding, dilation, groups
     "grouped": ((8, 32, 28, 28), (64, 8, 3, 3), (1, 1), (2, 2), (2, 2), 4),
     "pointwise": ((8, 64, 14, 14), (256, 64, 1, 1), (1, 1), (0, 0), (1, 1), 1),
 }
-# Shares of the largest value. In fp32 sums of up to 16 * 224 * 224 products: each addition is off by at most 2^-24 of it, so
-# that the error is a random walk of as many steps; four deviations, as 36,864 sums are compared. TF32 rounds the
+# Shares of the largest value. In fp32 sums of up to 16 * 224 * 224 products: each addition is off by up to 2^-24 of it,
+# so the error is a random walk of as many steps; four deviations, as 36,864 sums are compared. TF32 rounds the
 # operands to 11 bits, in some engines and not in others; bf16 rounds the result to 8.
 TOLERANCE = {"fp32": 4 * (16 * 224 * 224) ** 0.5 * 2**-24, "tf32": 2e-3, "bf16": 2e-2}
 

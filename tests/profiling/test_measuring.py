@@ -17,6 +17,7 @@ from gistkit.ir import Plan
 from gistkit.planning.cost import cost_table
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.simulate import simulate
+from gistkit.profiling.calibration import HostTimes
 from gistkit.profiling.measure import Work, _host_task_s
 from tests.support.measuring_cases import step, targets
 from tests.support.training import unchanged
@@ -135,13 +136,13 @@ def test_measured_workspace_of_a_sub_batch_and_beside_both_gradients():
 def test_the_hosts_seconds_of_the_model_take_the_place_of_the_hardwares():
     model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(4, 8)
     graph = gistkit.capture(model, (x,), backward=True)
-    assert _host_task_s(graph, PRESETS["cpu"], model, Work((x,), {})) == (0.0, 0.0)
-    host_s, runtime_host_s = _host_task_s(graph, PRESETS["h200"], model, Work((x,), {}))
-    assert 0 < host_s < 0.1 and 0 < runtime_host_s < 0.1
+    assert _host_task_s(graph, PRESETS["cpu"], model, Work((x,), {})) == HostTimes()
+    host = _host_task_s(graph, PRESETS["h200"], model, Work((x,), {}))
+    assert 0 < host.host_s < 0.1 and 0 < host.runtime_host_s < 0.1 and host.move_host_factor >= 1
     assert "forward" not in vars(model) and all(p.grad is None for p in model.parameters())
     seconds = {t.index: 1e-3 for t in graph.tasks}
-    times = StepTimes("a", "NVIDIA H200", 4, 4, 1.0, seconds, host_s=host_s, runtime_host_s=runtime_host_s)
+    times = StepTimes("a", "NVIDIA H200", 4, 4, 1.0, seconds, **host._asdict())
     found = costs_of(graph, PRESETS["h200"], times).hardware
-    assert (found.host_s, found.runtime_host_s) == (host_s, runtime_host_s)
+    assert (found.host_s, found.runtime_host_s, found.move_host_factor) == host
     assert costs_of(graph, PRESETS["cpu"], times).hardware is PRESETS["cpu"]
     assert StepTimes.from_json(times.to_json()) == times

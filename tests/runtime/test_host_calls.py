@@ -71,3 +71,29 @@ def test_calls_that_one_encoding_adds(make, most):
         calls_of_a_steady_step(gistkit.compress(make(n), min_gain=0)) - calls_of_a_steady_step(make(n)) for n in (6, 16)
     ]
     assert (extra[1] - extra[0]) / 10 <= most
+
+
+class Mlps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        block = lambda: nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))  # noqa: E731
+        self.blocks = nn.ModuleList(block() for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_python_calls_of_tasks_that_run_anew():
+    x, t = torch.randn(8, 16, 64), torch.randn(8, 16, 64)
+    model, counts = Mlps(), {}
+    for policy in ("gist", "checkpoint"):  # nothing, and four blocks of five calls anew
+        plan = gistkit.plan(model, x, t, loss_fn=F.mse_loss, policy=policy)
+        gistkit.compress(model, plan)
+        for _ in range(3):
+            gistkit.step(model, F.mse_loss, x, t)
+        counts[policy] = python_calls(lambda: gistkit.step(model, F.mse_loss, x, t))
+        gistkit.restore(model)
+    again = sum(d.codec == "recompute" for d in plan.decisions)
+    assert counts["checkpoint"] <= counts["gist"] + 125 * again, (counts, again)

@@ -28,8 +28,9 @@ class StepTimes:
 
     ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch, ``channels_last_bytes`` what
     they would be in that memory format, for tasks of which that is less; both empty on a CPU. ``host_s`` and
-    ``runtime_host_s`` are the host's seconds for one task of this model (:class:`Hardware`); 0: not known. ``engines``
-    are cuDNN's for tasks of covered convolutions, each with its seconds and workspace on the whole batch.
+    ``runtime_host_s`` are the host's seconds for one task of this model, ``move_host_factor`` how many of them
+    what a plan adds takes (:class:`Hardware`); 0 and 1: not known. ``engines`` are cuDNN's for tasks of covered
+    convolutions, each with its seconds and workspace on the whole batch.
     """
 
     fingerprint: str
@@ -42,6 +43,7 @@ class StepTimes:
     channels_last_bytes: dict[int, int] = field(default_factory=dict)
     host_s: float = 0.0
     runtime_host_s: float = 0.0
+    move_host_factor: float = 1.0
     engines: dict[int, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     @property
@@ -86,7 +88,7 @@ class StepTimes:
             _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
         if not 0 < self.step_s < math.inf:
             _refuse("step_s", "seconds above 0", self.step_s)
-        for name in ("host_s", "runtime_host_s"):
+        for name in ("host_s", "runtime_host_s", "move_host_factor"):
             if not 0 <= getattr(self, name) < math.inf:
                 _refuse(name, "seconds of at least 0", getattr(self, name))
         for task, taken in self.seconds.items():

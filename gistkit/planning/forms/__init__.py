@@ -2,6 +2,7 @@
 
 from gistkit.planning.forms.allowed import (
     SMALL_BYTES,
+    SMALL_SHARE,
     Judge,
     check_decisions,
     default_form,

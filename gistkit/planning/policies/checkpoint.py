@@ -4,8 +4,8 @@ cost", 2016). The runtime carries such plans out (:mod:`gistkit.runtime.recomput
 The forward is cut where a single feature map connects what is before to what is after. With n such places about sqrt(n)
 segments keep the sum of boundaries and of one segment's insides least. Only the boundaries are kept; the last segment
 is kept whole, as ``torch.utils.checkpoint.checkpoint_sequential`` does, since its backward comes at once. What an op
-keeps for itself (a pool's map, a dropout's mask, a norm's statistics) is small and stays. A segment that cannot run
-again (:mod:`gistkit.planning.forms.recompute`) is kept.
+keeps for itself (a pool's map, a dropout's mask) stays, and what is small (a norm's statistics), whose return costs the
+host as much as a feature map's. A segment that cannot run again (:mod:`gistkit.planning.forms.recompute`) is kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from gistkit.ir import FORWARD, Decision, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
-from gistkit.planning.forms import Replays, held, make_plan, own_decisions
+from gistkit.planning.forms import SMALL_SHARE, Replays, held, make_plan, own_decisions
 from gistkit.planning.simulate import Simulator
 
 _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
@@ -40,16 +40,25 @@ def checkpoint(
     root = isqrt(len(places) + 1)
     counts = [segments] if segments is not None else sorted({max(1, round(root * f)) for f in _AROUND_ROOT})
     own, replays, simulator = own_decisions(graph), Replays(graph, captured=costs.captured), Simulator(graph, costs)
-    plans = []
+    plans, small = [], small_storages(graph)
     for chosen in (evenly(graph, places, count) for count in counts):
         boundaries = {graph.blocks[c.block].storage for c in chosen}
         kept = tuple(d for d in own if d.storage not in boundaries)
-        dense = {d.storage for d in kept} | replays.own | replays.late
+        dense = {d.storage for d in kept} | replays.own | replays.late | small
         decisions = tuple(replays.able((*kept, *rerun_between(graph, chosen, dense))))
         run = simulator.run(Plan("checkpoint", graph.fingerprint, decisions, ()))
         plans.append((run.peak_bytes, run.step_s, len(chosen) + 1, decisions))
     _, _, count, decisions = min(plans, key=lambda p: p[:2])
     return make_plan("checkpoint", graph, costs, budget_bytes, decisions, details={"segments": count})
+
+
+def small_storages(graph: SavedGraph) -> set[int]:
+    """Storages of less than a share of all that is kept which an op makes besides its results, as a norm its
+    statistics: not worth what a look into the op costs the host. Autocast's copies are made without the op."""
+    made = {graph.values[v].storage for c in graph.calls for v in c.results}
+    lowered = {c.index for c in graph.calls if c.op in ("conv2d", "linear")}
+    small = (s for s in graph.kept() if s.nbytes * SMALL_SHARE < graph.kept_bytes)
+    return {s.id for s in small if s.id not in made and s.producer not in lowered}
 
 
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:

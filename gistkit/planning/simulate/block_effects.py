@@ -108,8 +108,11 @@ class _DecidedBlock:
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
-        issued = tuple((t.issue, 1) for t in self.transfers)
-        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), issued)
+        factor = self.costs.hardware.move_host_factor
+        issued = [(t.issue, factor) for t in self.transfers]
+        if self.form.returns not in (STAY, RERUN):  # encoded and decoded, or rebuilt
+            issued.append((max(block.saved, 0), factor - 1))
+        return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), tuple(issued))
 
     def _form(self) -> None:
         if self.values and not self.form.values:

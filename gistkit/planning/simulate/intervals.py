@@ -42,12 +42,13 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True)
 class Effects:
-    """What a decision does: intervals, (task, extra seconds), transfers, (task, what else the host issues with it)."""
+    """What a decision does: intervals, (task, extra seconds), transfers, (task, how many tasks more the host
+    takes with it)."""
 
     intervals: tuple[Interval, ...] = ()
     extra_s: tuple[tuple[int, float], ...] = ()
     transfers: tuple[Transfer, ...] = ()
-    issued: tuple[tuple[int, int], ...] = ()
+    issued: tuple[tuple[int, float], ...] = ()
 
 
 Load = tuple[int, int, int, float]

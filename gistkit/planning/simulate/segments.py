@@ -55,12 +55,13 @@ class Segment:
     decoded: tuple[int, ...] = ()
     unread: tuple[int, ...] = ()
 
-    def effects(self, task_s: Sequence[float]) -> Effects:
-        """What the rerun adds to task ``start``, where the forward's tasks take ``task_s``."""
+    def effects(self, task_s: Sequence[float], host_factor: float) -> Effects:
+        """What the rerun adds to task ``start``, where the forward's tasks take ``task_s``; each of them takes the host
+        ``host_factor`` tasks."""
         found, start = ((self.passing_bytes, "transient"), (self.compared_bytes, "scratch")), self.start
         intervals = tuple(Interval(start, start, nbytes, -1, what) for nbytes, what in found)
         extra_s = ((start, sum(task_s[t] for t in self.tasks)),)
-        return Effects(intervals, extra_s, issued=((start, len(self.tasks)),))
+        return Effects(intervals, extra_s, issued=((start, host_factor * len(self.tasks)),))
 
 
 def segments(

@@ -116,7 +116,7 @@ class Simulator:
         intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
-        parts += [s.effects(task_s) for s in context.segments]
+        parts += [s.effects(task_s, self.costs.hardware.move_host_factor) for s in context.segments]
         parts += [self._of_passed(b, t) for b, t in passed.items()]
         for part in parts:
             intervals += part.intervals
@@ -128,6 +128,7 @@ class Simulator:
         intervals += (
             *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY, context),
             *(self._plain if context.plain else ()),
+            *self._joint(plan),
         )
         transfers.sort(key=lambda t: (t.issue, t.due))
         host = self.costs.hardware
@@ -166,6 +167,13 @@ class Simulator:
         b = self.graph.blocks[block]
         lives = (Interval(task + 1, b.last, b.nbytes, block, "gradient"),) if b.last > task else ()
         return Effects(lives, ((task, -self.task_s[task]),))
+
+    def _joint(self, plan: Plan) -> Iterator[Interval]:
+        """The inputs of calls whose node takes both gradients at once, beside the second one."""
+        for choice in (c for c in plan.choices if c.joint):
+            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+                if self.graph.tasks[task].part == "input":
+                    yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         algorithms: dict[int, str] = {}

@@ -45,6 +45,11 @@ class StepIndex:
         shape = self.graph.storages[self.graph.blocks[block].storage].shape
         return shape[0] if shape else 1
 
+    def joint_bytes(self, covered: int) -> int:
+        """What a node that takes both gradients of a covered call at once holds beside them: its saved input."""
+        storages = (self.graph.storages[s.storage] for s in self.covered[covered].saves)
+        return max((s.nbytes for s in storages if s.kind != "parameter"), default=0)
+
     def backward_of(self, call: int) -> list[int]:
         return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
 

@@ -29,7 +29,10 @@ def catches(state: ForwardState) -> bool:
     program = state.program
     if program is None:
         return True
-    return state.calls in program.caught if state.instead < 0 else state.instead in program.caught_within
+    if state.instead >= 0:
+        return state.instead in program.caught_within
+    number = -1 if state.tape is None else state.tape.running
+    return state.calls in program.caught and (number < 0 or number in program.catching)
 
 
 class caught:
@@ -82,10 +85,15 @@ class without_hooks:
 
 def pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
     """A hold on what an op saves."""
+    if not state.hooked:
+        return _numbered(state, x)
     # a custom Function saves while the forward's function mode is on, which would take what is asked here for calls
     with torch._C.DisableTorchFunction():
-        keep: Callable = partial(_pack, state)
-        return keep(x) if state.tape is None else state.tape.saving(keep, x)
+        return _numbered(state, x)
+
+
+def _numbered(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
+    return _pack(state, x) if state.tape is None else state.tape.saving(_pack, state, x)
 
 
 def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
@@ -93,7 +101,7 @@ def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
     if state.unread and x.is_floating_point() and x.layout == torch.strided and not x.is_nested:
         _planned(state, x)  # its turn has come, so that the next one of its shape is not taken for it
         return Shape(x)
-    if is_weight(x) or x.layout != torch.strided or x.is_nested:
+    if x.layout != torch.strided or x.is_nested or is_weight(x):
         return SavedAsIs(x)
     decision = _planned(state, x)
     if decision is not None and decision.storage in state.program.settled and not state.probing:  # type: ignore[union-attr]
@@ -108,8 +116,9 @@ def _planned(state: ForwardState, x: torch.Tensor) -> Decision | None:
     if program is None:
         return None
     number = state.calls if state.instead < 0 else state.instead
-    key = (number, str(x.dtype).removeprefix("torch."), tuple(x.shape))
-    found = (program.gaps if state.instead < 0 else program.within).get(key, ())
+    gaps = program.gaps if state.instead < 0 else program.within
+    key = number, x.dtype, x.shape
+    found = gaps[key] if key in gaps else ()
     open_choice = KEEP_DENSE if state.strict else None
     if len(found) < 2:
         decision = (found[0] if found else None) or open_choice

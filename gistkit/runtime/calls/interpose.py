@@ -43,7 +43,7 @@ def _opened(function: Any) -> Any:
 # Functions with such a pool inside, which PyTorch would not show.
 COMPOSED = {f: _opened(f) for f in (_F.local_response_norm, _F.lp_pool1d, _F.lp_pool2d) if hasattr(f, "__code__")}
 
-_is_compiling = torch.compiler.is_compiling
+_is_compiling = torch.compiler.is_dynamo_compiling
 _tells_metadata = lru_cache(maxsize=1024)(is_metadata)
 
 
@@ -73,13 +73,14 @@ class Interposer(TorchFunctionMode):
         return result
 
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
+        state = self.state
         bound = bind(op, func, args, kwargs) if op is not None and self._is_open() else None
         if op is None or bound is None or not is_counted(bound):
-            if self.state.deferred is not None:
-                self.state.store_deferred()
+            if state.deferred is not None:
+                state.store_deferred()
             return self._uncovered(func, args, kwargs)
-        index = next_call(self.state, op, bound)
-        return run(self.state, self.state.program, index, op, bound, partial(self._uncovered, func, args, kwargs))
+        index = next_call(state, op, bound)
+        return run(state, state.program, index, op, bound, partial(self._uncovered, func, args, kwargs))
 
     def _is_open(self) -> bool:
         """Whether covered calls count: gradients are on and nobody else's saved-tensor hooks are on top."""

@@ -44,7 +44,11 @@ def specialised_conv2d(state: ForwardState, step: Step, b: Conv2d) -> Specialise
 
 def specialised_linear(state: ForwardState, step: Step, b: Linear) -> SpecialisedCall | None:
     """How a linear layer over such operands runs as planned."""
-    return SplitLinear(state, step, b) if takes(b.x, b.weight, b.bias) else None
+    if not takes(b.x, b.weight, b.bias):
+        return None
+    roomy = step.choice.joint or (not state.strict and state.has_room(step.index, b.x))
+    native = roomy and type(b.weight) is Parameter and b.weight.requires_grad
+    return (NativeLinear if native else SplitLinear)(state, step, b)
 
 
 class _Conv2d(SpecialisedCall):
@@ -132,6 +136,27 @@ class SplitLinear(SpecialisedCall):
         return linear(x, weight, bias, keep=keep)
 
 
+class NativeLinear(SplitLinear):
+    """PyTorch's linear layer with its node's saved input replaced by what is planned."""
+
+    def __init__(self, state: ForwardState, step: Step, b: Linear) -> None:
+        super().__init__(state, step, b)
+        self._flat, self._field = b.x.dim() == 2, "self" if b.bias is None else "mat1"
+
+    def fits(self, x: Any, weight: Any, bias: Any) -> bool:
+        native = type(weight) is Parameter and weight.requires_grad and (bias is None) == (self._field == "self")
+        return native and self._x.fits(x)
+
+    def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
+        y: Any = F.linear(x, weight, bias)
+        node = y.grad_fn if self._flat else y.grad_fn.next_functions[0][0]
+        saved = getattr(node, f"_saved_{self._field}", None)
+        if saved is None:  # another product than expected
+            return super().__call__(state, x, weight, bias)
+        replace_saved(node, self._field, state.keep(saved, self.step.input))
+        return y
+
+
 class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm."""
 
@@ -161,7 +186,7 @@ class NativeBatchNorm(SpecialisedCall):
         kept: Kept | None = None
         if decision is None or not decision.stays or state.strict or state.table.find(x) is not None:
             kept = state.keep(x, decision)
-            replace_saved(y, "input", kept)
+            replace_saved(y.grad_fn, "input", kept)
         if step.feeds_recipe and training:
             replaced = kept is not None and type(kept) is not SavedAsIs
             where = geometry_of(x) if replaced else None

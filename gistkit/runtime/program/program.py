@@ -75,7 +75,7 @@ class Step:
     is_source: bool = False
 
 
-Key = tuple[int, str, tuple[int, ...]]
+Key = tuple[int, torch.dtype, tuple[int, ...]]
 OPEN = "kept: the plan leaves it open"
 OWN_MAPS = ("max_pool2d", "dropout")
 
@@ -161,6 +161,15 @@ class Program:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
         is, what recipes start from or, under a plan of the caller's, what backward reads no value of."""
         return self._numbers(self.gaps, self._unread[0])
+
+    @cached_property
+    def catching(self) -> frozenset[int]:
+        """The uncovered calls, by their number in the graph, that save something to be caught."""
+
+        def is_caught(save: Save | Passing) -> bool:
+            return not getattr(save, "read", True) or self._is_caught(self.decisions.get(save.storage))
+
+        return frozenset(c.index for c in self.graph.calls if any(map(is_caught, _in_order(c))))
 
     @cached_property
     def caught_within(self) -> frozenset[int]:
@@ -250,7 +259,7 @@ class Program:
                 done = call.covered + 1
             for save in _in_order(call):
                 if self.graph.storages[save.storage].kind in ("input", "activation"):
-                    known = found[number, save.dtype.removeprefix("torch."), save.shape]
+                    known = found[number, getattr(torch, save.dtype.removeprefix("torch.")), save.shape]
                     known[save.storage] = known.get(save.storage, False) or (type(save) is Save and save.read)
         return self._decided(gaps), self._decided(within)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ class ReplayError(GistError):
 
 def geometry(x: torch.Tensor) -> Geometry:
     """Size, strides and storage offset."""
-    return x.size(), x.stride(), int(x.storage_offset())
+    offset: Any = x.storage_offset()
+    return x.shape, x.stride(), offset
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,10 +47,20 @@ class Operand:
     dtype: torch.dtype
     requires_grad: bool
 
-    @property
+    @cached_property
     def key(self) -> int:
         """Its storage, or a number below 0 for its hold."""
         return self.storage if self.hold < 0 else -1 - self.hold
+
+    def fits(self, leaf: Any) -> bool:
+        """Whether an argument is such a tensor."""
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(leaf, torch.Tensor):
+            return False
+        return (
+            leaf.dtype is self.dtype
+            and leaf.requires_grad is self.requires_grad
+            and (leaf.shape, leaf.stride(), leaf.storage_offset()) == self.where
+        )
 
 
 @dataclass(eq=False)
@@ -89,7 +101,7 @@ class RecordedCall:
                 if known in found:
                     if found[known] is not leaf:
                         return None
-                elif not _is_operand(leaf, known):
+                elif not known.fits(leaf):
                     return None
                 else:
                     found[known] = leaf
@@ -100,22 +112,18 @@ class RecordedCall:
 
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
         """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
-        the first, or the ``last``: gistkit's operators show hooks their weight alone."""
+        the first, or the ``last``: gistkit's operators show hooks their weight alone. PyTorch's products
+        flatten rows."""
         shapes = (x.shape, x.t().shape if x.dim() == 2 else x.shape)
-        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and o.where[0] in shapes]
+
+        def is_shape(shape: torch.Size) -> bool:
+            return shape in shapes or (shape[-1:] == x.shape[-1:] and shape.numel() == x.numel())
+
+        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and is_shape(o.where[0])]
         return found[-1 if last else 0] if found else -1
 
     def made(self) -> set[int]:
         return {s for _, s, _ in self.makes} | set(self.packs.values()) | set(self.casts)
-
-
-def _is_operand(leaf: Any, known: Operand) -> bool:
-    return (
-        isinstance(leaf, torch.Tensor)
-        and leaf.dtype is known.dtype
-        and leaf.requires_grad is known.requires_grad
-        and geometry(leaf) == known.where
-    )
 
 
 def _is_constant(leaf: Any, known: Any) -> bool:
@@ -127,10 +135,14 @@ def _is_constant(leaf: Any, known: Any) -> bool:
 def flattened(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
     """Arguments as leaves, and what :func:`unflattened` needs beside them. A tuple of numbers, as a shape is one, is a
     leaf."""
-    leaves = [*args, *kwargs.values()]
-    if any([isinstance(leaf, (list, tuple, dict)) and not _is_shape(leaf) for leaf in leaves]):
-        return tree_flatten((args, kwargs))
+    leaves = [*args, *kwargs.values()] if kwargs else list(args)
+    for leaf in leaves:
+        if type(leaf) not in _LEAVES and isinstance(leaf, (list, tuple, dict)) and not _is_shape(leaf):
+            return tree_flatten((args, kwargs))
     return leaves, (len(args), *kwargs)
+
+
+_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)))
 
 
 def _is_shape(leaf: Any) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from gistkit.runtime.recompute.calls import (
     unflattened,
 )
 from gistkit.runtime.recompute.steps import Reruns, Step, steps
+from gistkit.runtime.signature import AutocastState
 from gistkit.runtime.stash.stash import whole
 
 RERUNS = 16
@@ -114,12 +116,16 @@ class _Replay:
         self._given: set[int] = set()
 
     def run(self, todo: Iterable[Step], wanted: Sequence[RecomputedBody]) -> None:
-        for step in todo:
-            self._step(step)
-            for number in step.gives:
-                self._hand_over(wanted[number])
-            for key in step.gone:
-                self._there.pop(key, None)
+        there = self._there
+        for state, several in groupby(todo, _autocast):
+            with autocast(state):
+                for step in several:
+                    self._step(step)
+                    for number in step.gives:
+                        self._hand_over(wanted[number])
+                    for key in step.gone:
+                        if key in there:
+                            del there[key]
 
     def _hand_over(self, body: RecomputedBody) -> None:
         base = self._there.get(body.storage)
@@ -140,42 +146,44 @@ class _Replay:
             there[storage] = whole(there[storage]).clone()
             self._given.discard(storage)
         leaves = [leaf.clone_state() if type(leaf) is torch.Generator else leaf for leaf in call.leaves]
-        for operand, positions in step.operands:
-            x = self._operand(operand)
+        for operand, key, positions, as_is in step.operands:
+            x = there[key] if key in there else self._held(operand)
+            if key >= 0 and not as_is:
+                x = _over(x, operand.where, operand.dtype)
             for position in positions:
                 leaves[position] = x
         x = None
         if call.number in self._random:
             set_random(self._random[call.number])
-        made, packed = self._made(step, leaves) if step.runs else ([], {})
-        for leaf, storage, where in call.makes if step.runs else ():
-            if leaf >= len(made) or geometry(made[leaf]) != where:
-                raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
-            there[storage] = made[leaf].detach() if made[leaf].requires_grad else made[leaf]
-        for number, storage in call.packs.items():
-            if number in packed:
-                there[storage] = packed[number]
+        if step.runs:
+            self._run(step, leaves)
         if call.casts:
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
             for storage, (number, dtype) in call.casts.items():
                 there[storage] = tensors[number].to(dtype)
 
-    def _made(self, step: Step, leaves: list[Any]) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
-        call = step.call
-        with autocast(call.autocast):
-            result, packed = _with_packs(step, leaves) if call.packs else (_call(call, leaves), {})
-        if len(packed) < len(call.packs):
-            raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
-        return [result] if type(result) is torch.Tensor else list(tensors_in(result)), packed
+    def _run(self, step: Step, leaves: list[Any]) -> None:
+        call, there = step.call, self._there
+        result, packed = _with_packs(step, leaves) if call.packs else (_call(call, leaves), {})
+        made = (result,) if type(result) is torch.Tensor else tuple(tensors_in(result))
+        for leaf, storage, where in call.makes:
+            if leaf >= len(made) or geometry(made[leaf]) != where:
+                raise ReplayError(f"{call.name} (call {call.number}) gave a tensor of another shape when it ran anew")
+            there[storage] = made[leaf].detach() if made[leaf].requires_grad else made[leaf]
+        for number, storage in call.packs.items():
+            if number not in packed:
+                raise ReplayError(f"{call.name} (call {call.number}) saved fewer tensors when it ran anew")
+            there[storage] = packed[number]
 
-    def _operand(self, operand: Operand) -> torch.Tensor:
-        key = operand.key
-        x = self._there.get(key)
-        if x is None:
-            if key >= 0:
-                raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
-            x = self._there[key] = self._holds[operand.hold].dense()
-        return _over(x, operand.where, operand.dtype) if key >= 0 else x
+    def _held(self, operand: Operand) -> torch.Tensor:
+        if operand.key >= 0:
+            raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
+        x = self._there[operand.key] = self._holds[operand.hold].dense()
+        return x
+
+
+def _autocast(step: Step) -> AutocastState:
+    return step.call.autocast
 
 
 def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:
@@ -207,8 +215,9 @@ def _with_packs(step: Step, leaves: list[Any]) -> tuple[Any, dict[int, torch.Ten
         count += 1
 
     live = leaves.copy()
-    for operand, positions in step.operands:
-        own = leaves[positions[0]].detach().requires_grad_(operand.requires_grad)
+    for operand, _, positions, _ in step.operands:
+        own = leaves[positions[0]].detach()
+        own.requires_grad = operand.requires_grad
         for position in positions:
             live[position] = own
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, _never):

@@ -49,16 +49,16 @@ class _Written(NamedTuple):
 
 class _Open:
     """The call that runs now or, where ``over``, ran last: its number in the graph (-1: beyond it), saved tensors so
-    far, versions of what it writes to, random states before it."""
+    far, versions of what it writes to, random states and autocast before it."""
 
-    __slots__ = ("context", "number", "op", "over", "random", "saves", "saving", "versions", "written")
+    __slots__ = ("autocast", "number", "op", "over", "random", "saves", "saving", "versions", "written")
 
     def __init__(self, number: int, op: str) -> None:
         self.number, self.op, self.over, self.saves, self.saving = number, op, False, 0, False
         self.versions: dict[int, int] = {}
         self.written: list[_Written] = []
         self.random: tuple[RandomState, ...] = ()
-        self.context: tuple | None = None
+        self.autocast: Any = None
 
 
 class Tape:
@@ -71,7 +71,8 @@ class Tape:
         self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
         self._recordings = recordings
         self._segments = [Segment(recordings.reruns[i]) for i in range(len(plan.segments))]
-        self._at = 0
+        self._at, self._most = 0, len(plan.order)
+        self._in_step, self._settings = True, ()
         self._now = _Open(-1, "")
         self._unwritten = _Open(-1, "")
         self._live: dict[int, int] = {}
@@ -81,45 +82,71 @@ class Tape:
         if op in OBSERVERS:
             return
         plan, at = self._plan, self._at
-        number = plan.order[at] if at < len(plan.order) else -1
+        number = plan.order[at] if at < self._most else -1
         self._at = at + 1
         if number not in plan.watched:
+            self._in_step = self._in_step and number >= 0 and plan.graph.calls[number].op == op
             self._now = now = self._unwritten
-            now.number, now.over, now.saves = number, False, 0
+            now.number, now.over, now.saves, now.autocast = number, False, 0, None
             return
         self._now = now = _Open(number, op)
         call = plan.graph.calls[number]
         if op != call.op:
             raise PlanMismatchError(f"call {number} to be {call.op}", op, AGAIN)
-        segments = plan.of_call.get(number, ())
-        leaves, spec = flattened(args, kwargs) if segments else ([], ())
-        now.written = [known for s in segments if (known := self._known(s, func, leaves, spec))]
-        known = len(now.written) == len(segments)
-        draws = (not known and self._may_draw(segments)) or any([w.call.draws for w in now.written])
-        now.random = _random_states(tensors_in((args, kwargs))) if draws and op not in _SURE else ()
-        if known and not self._recordings.overwrites(number):
-            return
+        segments, known = plan.of_call.get(number, ()), True
+        if segments:
+            leaves, spec = flattened(args, kwargs)
+            now.autocast = autocast_now()
+            for segment in segments:
+                written = self._known(segment, func, leaves, spec)
+                if written is None:
+                    known = False
+                else:
+                    now.written.append(written)
+                    if written.call.draws and op not in _SURE:
+                        now.random = _random_states(tensors_in((args, kwargs)))
+            if not known:
+                return self._write_down(segments, func, args, kwargs, leaves, spec)
+        if number in self._recordings.overwrites:
+            now.versions = self._versions(self._operands(func, args, kwargs))
+
+    @property
+    def running(self) -> int:
+        """The running call's number in the graph; -1 where the calls so far have not all been the graph's."""
+        return self._now.number if self._in_step else -1
+
+    def _write_down(
+        self, segments: tuple[SegmentPlan, ...], func: Callable, args: tuple, kwargs: dict, leaves: list, spec: Any
+    ) -> None:
+        """The running call for all of its segments, one of which does not know it."""
+        now = self._now
+        if now.op not in _SURE and (self._may_draw(segments) or any(w.call.draws for w in now.written)):
+            now.random = _random_states(tensors_in((args, kwargs)))
         found = self._operands(func, args, kwargs)
-        now.versions = {s: t._version for t, s in found if s in call.writes}
-        if not known:
-            without = _running_statistics(call, func, args, kwargs)
-            storages = {id(t): s for t, s in found}
-            now.written = [self._write(s, func, leaves, spec, storages, without) for s in segments]
+        now.versions = self._versions(found)
+        without = _running_statistics(self._plan.graph.calls[now.number], func, args, kwargs)
+        storages = {id(t): s for t, s in found}
+        now.written = [self._write(s, func, leaves, spec, storages, without) for s in segments]
+
+    def _versions(self, found: Iterable[tuple[torch.Tensor, int]]) -> dict[int, int]:
+        writes = self._plan.graph.calls[self._now.number].writes
+        return {s: t._version for t, s in found if s in writes}
 
     def _known(self, plan: SegmentPlan, func: Callable, leaves: list[Any], spec: Any) -> _Written | None:
         """The running call as an earlier forward wrote it down, where it is that one again."""
         call = self._recordings.calls.get((plan.index, self._now.number))
         found = None if call is None else call.tensors(func, leaves, spec)
-        if call is None or found is None or call.autocast != autocast_now():
+        if call is None or found is None or call.autocast != self._now.autocast:
             return None
         outside, holds = [], len(self._segments[plan.index].holds)
         for operand, x in found.items():
             if operand.hold < 0:
                 self._check_live(x, operand.storage, call.name)
-            elif operand.hold != holds + len(outside):
+            elif operand.hold != holds:
                 return None
             else:
                 outside.append((x, operand.storage))
+                holds += 1
         return _Written(plan, call, outside, True)
 
     def _may_draw(self, segments: Iterable[SegmentPlan]) -> bool:
@@ -132,11 +159,13 @@ class Tape:
 
     def end(self, result: Any) -> None:
         now = self._now
+        now.over = True
         for plan, call, outside, known in now.written:
             segment = self._segments[plan.index]
-            segment.holds += [self._hold(x, storage) for x, storage in outside]
+            for x, storage in outside:
+                segment.holds.append(self._hold(x, storage))
             makes = self._results(result, plan.inside)
-            states = tuple([s for s in now.random if random_state(*s[:2]) != s[2]])
+            states = now.random and tuple(s for s in now.random if random_state(*s[:2]) != s[2])
             if states:
                 segment.random[call.number] = states
             if not known or makes != call.makes:
@@ -144,8 +173,8 @@ class Tape:
                 if not any([isinstance(leaf, torch.Generator) for leaf in call.leaves]):
                     self._recordings.calls[plan.index, call.number] = call
             segment.calls.append(call)
-        now.written = []
-        now.over = True
+        if now.written:
+            now.written = []
 
     def run_again_by(self, function: Callable) -> None:
         """Have the running call run once more by that (:attr:`RecordedCall.again`)."""
@@ -159,11 +188,11 @@ class Tape:
         number = HIDDEN if now.over else now.number
         return tuple([d for d in found if d is not None and number in saved_by(d.storage)])
 
-    def saving(self, pack: Callable, x: torch.Tensor) -> Any:
+    def saving(self, pack: Callable, *given: Any) -> Any:
         now = self._now
         now.saving = True
         try:
-            return pack(x)
+            return pack(*given)
         finally:
             now.saving = False
             now.saves += 1
@@ -178,9 +207,12 @@ class Tape:
         if why:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
-        if now.context is None:
-            now.context = autocast_now(), settings()
-        key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, now.context)
+        if now.autocast is None:
+            now.autocast = autocast_now()
+        if not self._settings:
+            self._settings = settings()
+        context = now.autocast, self._settings
+        key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, context)
         known = True if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
@@ -274,7 +306,7 @@ class Tape:
                 )
         changes = tuple(s for s in call.writes if s in plan.inside and s in call.reads)
         left = frozenset(i for i, leaf in enumerate(leaves) if id(leaf) in without)
-        about = call.index, call.op, func, made, spec, autocast_now()
+        about = call.index, call.op, func, made, spec, self._now.autocast
         return _Written(plan, RecordedCall(*about, changes=changes, without=left), outside, False)
 
     def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:

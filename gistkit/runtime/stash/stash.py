@@ -24,8 +24,8 @@ DENSE_VALUES = methodcaller("dense")
 
 def covers(x: torch.Tensor) -> bool:
     """True where x is dense and fills its storage from the first byte to the last."""
-    nbytes = x.numel() * x.element_size()
-    return is_dense(x) and x.storage_offset() == 0 and x.untyped_storage().nbytes() == nbytes
+    nbytes = x.untyped_storage().nbytes()
+    return nbytes == x.nbytes and is_dense(x) and x.storage_offset() == 0
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -125,12 +125,13 @@ class Reader:
 
     def __init__(self, stash: Stash, x: torch.Tensor) -> None:
         self.stash = stash
-        self._geometry = (x.size(), x.stride(), x.storage_offset())
+        self._geometry = (x.shape, x.stride(), x.storage_offset())
 
     def dense(self, _: Any = None) -> torch.Tensor:
-        base = self.stash.source()[0]
+        stash = self.stash
+        base = stash.body.dense() if stash._values is None else stash._values
         size, stride, offset = self._geometry
-        if base.size() == size and base.stride() == stride:
+        if base.shape == size and base.stride() == stride:
             return base
         return base.as_strided(size, stride, offset)
 

@@ -19,7 +19,9 @@ When the parts are done, and with them their activations, each is halved, and fo
 
 must hold of their targets, and so must its gradients with respect to the results: of logits that are nearly alike every
 weighted mean of cross entropies is the logarithm of their number, so values do not tell. The results are made up, in
-the shapes of the first part's. Two pieces are as many rows as a part, so this takes about its loss's bytes."""
+the shapes of the first part's. Two pieces are as many rows as a part, so this takes about its loss's bytes. A function
+that only hands results and targets on to one loss of torch.nn.functional (:mod:`.seen_loss`) is compared so in its
+first step of a kind; in later ones its numbers of labels tell whether the parts add up."""
 
 from __future__ import annotations
 
@@ -27,9 +29,11 @@ import copy
 import functools
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +43,7 @@ from torch.linalg import vector_norm
 from gistkit.capture import joined, no_autocast_cache, tensors_in, untouched_random_states
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.step.row_independence import REMEDIES, ConstantDraws, isolated
+from gistkit.runtime.step.seen_loss import SeenLoss, adds_up
 
 Share = Callable[[Any, Any, float], Any]
 """(results of a part, its targets, its fraction of the rows) -> what the part contributes to the batch's loss."""
@@ -145,11 +150,17 @@ def _over_elements(
     return loss if reduction == "sum" else loss * fraction
 
 
-class ComparedLoss:
-    """A loss function in the parts of one step, which ``bounds`` cut."""
+KINDS = 64
+"""Of so many kinds of steps of a loss function it is known that they add up, before all are forgotten."""
+_compared: WeakKeyDictionary[Any, set[tuple]] = WeakKeyDictionary()
 
-    def __init__(self, loss_fn: Callable[[Any, Any], Any], reduction: str, bounds: Sequence[int]) -> None:
-        self._loss_fn, self._reduction, self._bounds = loss_fn, reduction, bounds
+
+class ComparedLoss:
+    """A loss function in the parts of one step, which ``bounds`` cut. ``verify``: whether it will be compared."""
+
+    def __init__(self, loss_fn: Callable[[Any, Any], Any], reduction: str, bounds: Sequence[int], verify: bool) -> None:
+        self._loss_fn, self._reduction, self._bounds, self._verify = loss_fn, reduction, bounds, verify
+        self._seen: list[SeenLoss] = []
         self._like: Any = None  # the first part's results, on the meta device
         self._device = torch.device("cpu")
 
@@ -159,12 +170,46 @@ class ComparedLoss:
             with suppress(Exception):  # compare() says what came of it
                 self._device = next(tensors_in(out)).device
                 self._like = _replaced(out, lambda t: torch.empty_like(t, device="meta", requires_grad=False))
-        loss = self._loss_fn(out, targets)
+        if self._verify:
+            with SeenLoss(OVER_CLASSES.values(), OVER_ELEMENTS.values(), (out, targets)) as seen:
+                loss = self._loss_fn(out, targets)
+            seen.returned(loss)
+            self._seen.append(seen)
+        else:
+            loss = self._loss_fn(out, targets)
         return loss * fraction if self._reduction == "mean" and isinstance(loss, torch.Tensor) else loss
 
-    def compare(self, targets: Any, room_bytes: int | None) -> None:
+    def compare(self, targets: Any, room_bytes: Callable[[], int | None]) -> None:
         """Raise ValueError where the batch's loss is not what its parts contribute, or where that cannot be told, as
-        ``room_bytes`` (None: any) are too few. Calls the function, or a copy of a module. Synchronises once."""
+        ``room_bytes()`` (None: any) are too few. Calls the function, or a copy of a module, unless it is known to hand
+        its arguments on to a loss of torch.nn.functional. Synchronises once."""
+        kind = self._kind()
+        if kind is None:
+            return self._compare(targets, room_bytes())
+        if kind not in _compared.get(self._loss_fn, ()):
+            self._compare(targets, room_bytes())
+            known = _compared.setdefault(self._loss_fn, set())
+            if len(known) >= KINDS:
+                known.clear()
+            known.add(kind)
+        return None
+
+    def _kind(self) -> tuple | None:
+        """What tells steps apart in which the parts of such a function add up alike; None where they may not."""
+        if not adds_up(self._seen, [b - a for a, b in itertools.pairwise(self._bounds)]):
+            return None
+        try:
+            hash(weakref.ref(self._loss_fn))
+        except TypeError:  # such a function cannot be remembered
+            return None
+        return (
+            self._seen[0].kind,
+            self._reduction,
+            tuple(self._bounds),
+            tuple((t.shape, t.dtype) for t in tensors_in(self._like)),
+        )
+
+    def _compare(self, targets: Any, room_bytes: int | None) -> None:
         stated = f"{STATED[self._reduction]} (reduction={self._reduction!r})"
         loss_fn: Any = self._loss_fn
         try:

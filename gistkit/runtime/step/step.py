@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,7 +24,7 @@ from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import given_program
-from gistkit.runtime.signature import AUTOCAST_DEVICES, signature
+from gistkit.runtime.signature import AUTOCAST_DEVICES, modules_in, signature
 from gistkit.runtime.step.losses import ComparedLoss, known_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
@@ -63,7 +64,9 @@ def step(
     own normalisers, so class weights, ignored labels and either ``reduction`` are right. Any other ``loss_fn`` is taken
     for the mean over the rows, or with ``reduction="sum"`` for their sum. It is called once more at the end of each
     step, on made-up results with the step's targets, and refused if values or gradients do not add up; clear ``.grad``
-    then. This waits for the device. It does not see differences below half of float32's digits.
+    then. This waits for the device. It does not see differences below half of float32's digits. A function that only
+    reshapes results and targets for one of these losses, as those of language models do, is so called in its first step
+    of a kind; later the parts' numbers of labels that are not ignored are compared.
 
     **Rows.** Before the first step of a kind in sub-batches, forwards of one and two rows, on a copy of the model and
     without gradients, tell whether its rows depend on each other; such a model is refused. It does not see what couples
@@ -90,7 +93,7 @@ def step(
         _refuse_batch_norm(model, parts)
     bounds = tuple(i * batch // parts for i in range(parts + 1))
     known = known_share(loss_fn, targets, bounds, reduction)
-    own = ComparedLoss(loss_fn, reduction or "mean", bounds)
+    own = ComparedLoss(loss_fn, reduction or "mean", bounds, verify)
     if verify:
         _check_model(model, whole, targets, bounds, per_sub_batch_norm)
     share = known or own.share
@@ -100,7 +103,7 @@ def step(
         loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
         total = loss if total is None else total + loss
     if verify and known is None:
-        own.compare(targets, _room_bytes(model, (whole, targets)))
+        own.compare(targets, partial(_room_bytes, model, (whole, targets)))
     return total
 
 
@@ -108,7 +111,7 @@ def _check_model(
     model: torch.nn.Module, whole: tuple[tuple, dict], targets: Any, bounds: tuple[int, ...], statistics: bool
 ) -> None:
     least = min(stop - start for start, stop in itertools.pairwise(bounds))
-    kind = (signature(*whole), tuple(m.training for m in model.modules()), statistics)
+    kind = (signature(*whole), tuple([m.training for m in modules_in(model)]), statistics)
     checked = _checked.setdefault(model, {})
     if checked.get(kind, least + 1) <= least:
         return
@@ -226,6 +229,8 @@ def check_step(
 
 
 def _refuse_batch_norm(model: torch.nn.Module, parts: int) -> None:
+    if not any([isinstance(module, _BatchNorm) for module in modules_in(model)]):
+        return
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
             raise ValueError(

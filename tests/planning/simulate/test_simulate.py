@@ -163,3 +163,20 @@ def test_linears_over_several_dimensions_with_a_relu_after_them(between, inplace
         gistkit.compress(model, plan)
     peaks = peaks_of_steps(model, lambda: held_step(model, F.cross_entropy, x, y), x, y)
     assert steady_peak_bytes(graph, plan, costs) == peaks[1]
+
+
+def test_what_runs_anew_or_is_encoded_takes_the_host_longer():
+    model = torch.nn.Sequential(*(m for _ in range(4) for m in (torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.ReLU())))
+    graph = gistkit.capture(model, (torch.randn(16, 4, 8, 8),), backward=True)
+    once = replace(hardware("h200"), runtime_host_s=1.0)
+
+    def host_tasks(plan, factor):
+        costs = cost_table(graph, replace(once, move_host_factor=factor))
+        return float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
+
+    for policy in ("checkpoint", "gist", "vdnn-all"):
+        plan = plan_graph(graph, cost_table(graph, once), policy=policy)
+        bare = host_tasks(replace(plan, decisions=()), 1.0)
+        assert bare == host_tasks(replace(plan, decisions=()), 3.0) == len(graph.tasks)
+        first, second, third = (host_tasks(plan, factor) for factor in (1.0, 2.0, 3.0))
+        assert bare <= first < second and third - second == second - first

@@ -92,4 +92,4 @@ def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
         assert all(map(torch.equal, expected, step(twin)))
     assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
     again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
-    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
+    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) >= 2  # the norms stay

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
+from gistkit.runtime.step.losses import ComparedLoss
 from gistkit.runtime.step.row_independence import REMEDIES
 
 ROWS, CLASSES = 8, 10
@@ -168,3 +169,72 @@ def test_the_comparison_leaves_no_trace():
         gistkit.step(model, penalised, x, t, sub_batches=4, verify=check)
         found.append((model.scale.grad, torch.get_rng_state()))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True)) and counting.calls == 8
+
+
+LENGTH = 6
+WORDS = {
+    "flat": lambda out, t: F.cross_entropy(out.flatten(0, -2), t.flatten()),
+    "viewed": lambda out, t: F.cross_entropy(out.view(-1, out.size(-1)), t.view(-1), label_smoothing=0.1),
+    "shifted": lambda out, t: F.cross_entropy(out[:, :-1].reshape(-1, CLASSES), t[:, 1:].reshape(-1)),
+    "swapped": lambda out, t: F.cross_entropy(out.transpose(1, 2).float(), t),
+}
+
+
+def words(rows=ROWS):
+    torch.manual_seed(0)
+    return torch.randn(rows, LENGTH, CLASSES), torch.randint(CLASSES, (rows, LENGTH))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_loss_that_only_reshapes_is_compared_in_its_first_step_alone(name):
+    called, (x, t) = [], words()
+
+    def loss_fn(out, targets):
+        called.append(len(out))
+        return WORDS[name](out, targets)
+
+    for _ in range(3):
+        gistkit.step(Scaled(), loss_fn, x, t, sub_batches=2)
+    parts = [4, 4]
+    assert called[:2] == parts and called[-4:] == parts * 2 and len(called) > 6
+    first = len(called)
+    gistkit.step(Scaled(), loss_fn, *words(ROWS + 2), sub_batches=2)  # of another size: once more
+    assert len(called) > first + 2
+
+
+@pytest.mark.parametrize("name", ["flat", "shifted", "swapped"])
+def test_labels_that_are_ignored_in_a_later_step_are_seen(name):
+    model, loss_fn, (x, t) = Scaled(), WORDS[name], words()
+    gistkit.step(model, loss_fn, x, t, sub_batches=2)
+    even = t.clone()
+    even[:, 2] = -100
+    gistkit.step(model, loss_fn, x, even, sub_batches=2)
+    even[0, 3] = -100
+    with pytest.raises(ValueError, match="step: loss_fn must return the mean over its rows"):
+        gistkit.step(model, loss_fn, x, even, sub_batches=2)
+
+
+NOT_ALONE = {
+    "first rows": lambda out, t: F.cross_entropy(out[1:].flatten(0, -2), t[1:].flatten()),
+    "mixed rows": lambda out, t: F.cross_entropy(out.transpose(0, 1).flatten(0, 1), t.flatten()),
+    "weighted": lambda out, t: F.cross_entropy(out.flatten(0, 1), t.flatten(), torch.arange(1.0, CLASSES + 1)),
+    "of the mean": lambda out, t: F.cross_entropy((out - out.mean(0)).flatten(0, 1), t.flatten()),
+    "scaled": lambda out, t: F.cross_entropy(out.flatten(0, 1), t.flatten()) * len(out),
+}
+
+
+@pytest.mark.parametrize("name", NOT_ALONE)
+def test_a_loss_that_does_more_is_compared_in_every_step(name, monkeypatch):
+    monkeypatch.setattr(ComparedLoss, "_compare", lambda *_: compared.append(name))
+    compared, loss_fn = [], NOT_ALONE[name]
+    for _ in range(3):
+        gistkit.step(Scaled(), loss_fn, *words(), sub_batches=2)
+    assert len(compared) == 3
+    gistkit.step(Scaled(), loss_fn, *words(), sub_batches=2, verify=False)
+    assert len(compared) == 3
+
+
+def test_a_length_that_makes_the_mean_another_is_refused_at_once():
+    with pytest.raises(ValueError, match="step: loss_fn must return the mean over its rows"):
+        smoothed = lambda out, t: F.cross_entropy(out.flatten(0, 1), t.flatten(), label_smoothing=1 / len(out))  # noqa: E731
+        gistkit.step(Scaled(), smoothed, *words(), sub_batches=2)

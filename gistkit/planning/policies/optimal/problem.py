@@ -182,7 +182,7 @@ class Problem:
         if variant.segment < 0:
             return Delta()
         segment = decoding(self.segments[variant.segment], decoded, self.index)
-        return Delta.of(segment.effects(self.task_s), self.costs)
+        return Delta.of(segment.effects(self.task_s, self.costs.hardware.move_host_factor), self.costs)
 
     def _effects(
         self, block: Block, variant: Variant, need: Requirement, late: int | None, least: bool

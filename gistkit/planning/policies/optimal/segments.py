@@ -12,7 +12,7 @@ from math import sqrt
 from gistkit.errors import PlanError
 from gistkit.ir import FORWARD, Decision, SavedGraph
 from gistkit.planning.forms import SMALL_BYTES, Replays, held
-from gistkit.planning.policies.checkpoint import cuts, inputs
+from gistkit.planning.policies.checkpoint import cuts, inputs, small_storages
 from gistkit.planning.simulate import Segment, StepIndex, segments
 
 LENGTHS = (1, 2, 3, 4, 6)  # places from one cut to the next
@@ -37,7 +37,7 @@ def candidates(
 class _Maker:
     def __init__(self, index: StepIndex, options: Mapping[int, Sequence[Decision]], captured: bool) -> None:
         self._index, self._options, self._replays = index, options, Replays(index.graph, captured=captured)
-        fixed = self._replays.own | self._replays.late
+        fixed = self._replays.own | self._replays.late | small_storages(index.graph)
         self._able = {s for s, listed in options.items() if s not in fixed and self._may_return(s, listed)}
         # nothing of their values is ever kept, so what is run anew goes through them
         silent = {s: listed[0] for s, listed in options.items() if not any(d.form.values for d in listed)}

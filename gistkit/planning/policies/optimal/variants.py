@@ -23,12 +23,12 @@ Options = Mapping[int, Sequence[Decision]]
 @dataclass(frozen=True)
 class Delta:
     """``memory`` as (task, bytes) in order: from the task on the step holds so many bytes more. ``extra`` as (task,
-    seconds of compute), ``issued`` as (task, what else the host issues with it)."""
+    seconds of compute), ``issued`` as (task, how many tasks more the host takes with it)."""
 
     memory: tuple[tuple[int, int], ...] = ()
     extra: tuple[tuple[int, float], ...] = ()
     loads: tuple[Load, ...] = ()
-    issued: tuple[tuple[int, int], ...] = ()
+    issued: tuple[tuple[int, float], ...] = ()
 
     @staticmethod
     def of(effects: Effects, costs: CostTable) -> Delta:
