@@ -127,10 +127,15 @@ class Encoder(nn.Module):
 
 
 class Patches(nn.Module):
-    """An image as tokens."""
+    """An image as tokens; with positions, in fp32, so is all that blocks add to it."""
+
+    def __init__(self, *positions: int) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(positions)) if positions else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(2).transpose(1, 2)
+        x = x.flatten(2).transpose(1, 2)
+        return x if self.positions is None else x + self.positions
 
 
 def mobile() -> nn.Module:
@@ -141,6 +146,9 @@ def mobile() -> nn.Module:
 BLOCKS: dict[str, Any] = {
     "resnet": lambda: nn.Sequential(nn.Conv2d(3, 256, 4, 4, bias=False), *(Bottleneck() for _ in range(3))),
     "vit": lambda: nn.Sequential(nn.Conv2d(3, 384, 16, 16), Patches(), Encoder(), Encoder(), nn.LayerNorm(384)),
+    "vit-fp32": lambda: nn.Sequential(
+        nn.Conv2d(3, 384, 16, 16), Patches(196, 384), *(Encoder() for _ in range(4)), nn.LayerNorm(384)
+    ),
     "gpt": lambda: nn.Sequential(
         nn.Conv2d(3, 768, 16, 16), Patches(), Encoder(768, True), Encoder(768, True), nn.LayerNorm(768)
     ),

@@ -84,6 +84,29 @@ def test_a_norms_backward_writes_its_output_again(kernels, settings):
     assert sum("% 384" in text for text in backward if text.startswith("pointwise")) == 1  # the loss's gradient
 
 
+@reads_code
+@pytest.mark.parametrize("settings", [Settings(fidelity="reassociated"), Settings(lossy="fp8s")])
+def test_norms_of_a_stream_in_fp32_have_one_kernel_each(monkeypatch, settings):
+    """What forward normalises is kept in fp32 there. Rebuilt from three and more tensors, with more than ten operands,
+    a norm's backward would be divided into two kernels that read all of them."""
+    gpu_code.pretend_gpu(monkeypatch)
+    monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
+
+    def make():
+        return nn.Sequential(*(Mlp(384) for _ in range(4)), nn.LayerNorm(384)), torch.zeros(
+            64, 256, 384
+        ).requires_grad_()
+
+    with norms_in_fp32(), record.collected() as found:
+        _, backward = gpu_code.kernels(make, loss, Partitioner(settings))
+    norms = [text for text in backward if "RSPLIT_SIZE" in text]
+    assert norms and all(text.count("tl.load(") <= 10 for text in norms)
+    divided = [text for text in backward if text.startswith("pointwise") and "0.0026041666666666665" in text]
+    assert len(divided) <= (settings.lossy is None)  # as under torch.compile
+    (graph,) = found
+    assert settings.lossy is None or not any(row.form == "fp8s" and row.shape[-1] == 384 for row in graph.rows)
+
+
 def test_rows_are_rounded_with_a_scale_each():
     model = nn.Sequential(nn.Linear(48, 96), Mlp(96), nn.Linear(96, 10))
     x, y = torch.randn(512, 48), torch.randint(10, (512,))

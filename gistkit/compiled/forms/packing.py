@@ -20,12 +20,12 @@ from gistkit.compiled import compat
 from gistkit.compiled.forms import bits
 from gistkit.compiled.forms.narrow import FLOATS, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
-from gistkit.compiled.readers import readers, reads_memory
+from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, memory_order, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, by_row, elements, is_tensor, storage_bytes, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
-LEAST_ROUNDED = 4096
+LEAST_ROUNDED, NODES = 4096, 32
 _ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.view.default,
                aten.reshape.default, aten.permute.default)  # fmt: skip
 LEAST_ELEMENTS = 1024
@@ -99,11 +99,11 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
         exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
-    row = value(node).shape[memory_order(value(node), last)[-1]]
-    form = narrow(rounding.name, value(node), last, by_row=_sums_rows(node, row))
+    reduced = by_row(node, last, _fused(node))
+    form = narrow(rounding.name, value(node), last, reduced)
     if isinstance(form, str):
         return Choice(node, None, form)
-    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form))
+    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form, reduced))
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
@@ -138,25 +138,24 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
     return "backward exponentiates it" if _exponentiated(pair.place(node)) else None
 
 
-def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
+def own_kernels(pair: Pair, node: fx.Node, form: Narrow, reduced: bool) -> int:
     """How many kernels of its own a rounding takes: one to decode what a library reads; one to encode, unless Inductor
-    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it, or
-    are the blocks."""
-    row, block, read = form.shape[-1], form.block, _read(node)
+    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not ``reduced`` in it,
+    or are the blocks."""
+    row, block = form.shape[-1], form.block
     fits = not block or block % row == 0 or row % block == 0
-    sums = not form.by_row and _sums_rows(node, row)
-    return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
+    return (not _fused(node) or not fits or (reduced and not form.by_row)) + any(
+        map(reads_memory, pair.place(node).users)
+    )
 
 
-def _sums_rows(node: fx.Node, row: int) -> bool:
-    """Whether a kernel of forward that reads a tensor reduces over its rows, as a layer norm's."""
-    return any(elements(n) * row == elements(node) for r in _read(node) for n in (r, *r.users) if is_tensor(n))
-
-
-def _read(node: fx.Node) -> list[fx.Node]:
-    """What Inductor's kernels of forward compute of a tensor first, casts left out."""
-    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
-    return [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+def _fused(node: fx.Node) -> list[fx.Node]:
+    """What Inductor may compute of a tensor within the kernels of forward that read it; of many nodes the first."""
+    found = [node]
+    for n in found:  # grows
+        more = (u for u in n.users if u.op != "output" and u not in found and not reads_memory(u))
+        found.extend(more if len(found) < NODES else ())
+    return found[1:]
 
 
 def _exponentiated(node: fx.Node, steps: int = 5) -> bool:

@@ -29,7 +29,8 @@ class Limits:
     a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
     ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: see
     :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds.
-    ``bits``: of a float that is kept, at most."""
+    ``bits``: of a float that is kept, at most. ``row_sources``: large tensors that a rebuild within the backward of a
+    layer norm reads, at most: with more than ten operands Inductor divides that kernel, and both parts read them."""
 
     depth: int = 4
     reads: float = 4.0
@@ -40,6 +41,7 @@ class Limits:
     products: bool = True
     time_share: float = float("inf")
     bits: int = 64
+    row_sources: int = 2
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class _Reach:
     depth: int
     read_bytes: int
     largest: int
+    row_sources: int = 0
 
 
 class _Search:
@@ -132,8 +135,10 @@ class _Search:
         width = max((values[n].read_bytes for n in nodes), default=0)
         reads = {values[n].storage: min(values[n].read_bytes, width) for n in leaves}
         largest = max(values[root].read_bytes, *reads.values(), 0)
-        large = sum(n for n in reads.values() if n * _SMALL > largest)
-        return _Reach(tuple(nodes), tuple(leaves), rebuilt, chain, depth.get(root, 0) + 1, large, largest)
+        large = [n for n in reads.values() if n * _SMALL > largest]
+        sources = len(large) if any(values[n].by_row for n in nodes) else 0
+        depth_of = depth.get(root, 0) + 1
+        return _Reach(tuple(nodes), tuple(leaves), rebuilt, chain, depth_of, sum(large), largest, sources)
 
     def loaded(self, root: str, kept: Collection[str]) -> set[str]:
         """Other rebuilt tensors that a rebuild reads where they are rebuilt: forward loads them from memory there."""
@@ -147,6 +152,8 @@ class _Search:
             found -= computed
 
     def exceeds(self, root: str, reach: _Reach) -> bool:
+        if not self.limits.bitwise and reach.row_sources > self.limits.row_sources:
+            return True
         return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
 
     def reason(self, name: str) -> str:

@@ -20,7 +20,7 @@ from gistkit.compiled import compat
 from gistkit.compiled.edit import grows
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
-from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, by_row, is_number, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.planning.min_cut import UNKEPT, least_cut  # UNKEPT: views, and what would be rounded if it were kept
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -37,7 +37,8 @@ class Value:
     form where it has one. ``read_bytes``: bytes that a kernel reads to use it. ``needed``: whether backward reads it.
     ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the forward's
     bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of its inputs
-    that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes."""
+    that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes.
+    ``by_row``: it reads a value for each row, as a layer norm's mean."""
 
     name: str
     inputs: tuple[str, ...]
@@ -51,6 +52,7 @@ class Value:
     settled: bool = True
     loads: frozenset[str] = frozenset()
     product_s: float = 0.0
+    by_row: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def describe(
             is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
             product_s=library_s(node) if again else 0.0,
+            by_row=by_row(node, relaid),
         )  # fmt: skip
     flow = Flow(values)
     return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
