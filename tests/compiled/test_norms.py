@@ -10,6 +10,8 @@ from torch import nn
 from bench.compiled_bytes import norms_in_fp32
 from gistkit.compiled import Settings, record
 from gistkit.compiled.forms import narrow
+from gistkit.compiled.rebuilds.choice import Limits, choose
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
 from tests.compiled.test_partitioner import run
 from tests.support.compiled_cases import loss_of
 
@@ -116,3 +118,16 @@ def test_rows_are_rounded_with_a_scale_each():
     errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[1:], strict=True)]
     assert 0 < max(errors) < 0.06  # 3 bits of mantissa
     assert {"fp8s_row", "fp8s"} <= {row.form for row in graph.rows}
+
+
+def test_a_rebuild_needs_nothing_that_only_forward_makes():
+    """``r`` keeps ``y`` within two sources. Without it there are two as well, but ``g`` is not kept any more, and would
+    be computed from the pair of a norm's statistics."""
+    values = (
+        Value("x", (), FREE, 0, 0, 100), Value("z", (), FREE, 1, 0, 100), Value("pair", ("x",), MADE, -1, UNKEPT, 0),
+        Value("g", ("pair",), MADE, 2, 90, 90), Value("r", ("g", "z"), CHEAP, 3, 100, 100),
+        Value("y", ("x", "r"), CHEAP, 4, 300, 300, needed=True, by_row=True),
+    )  # fmt: skip
+    choice = choose(Flow({v.name: v for v in values}), Limits(least_bytes=1, bitwise=False))
+    (cone,) = choice.cones
+    assert cone.leaves == ("x", "r") and choice.kept == ("r",)
