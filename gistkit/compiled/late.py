@@ -14,8 +14,8 @@ from gistkit.compiled.edit import Builder, Cone, copied
 from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.pools import stand_in
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
-from gistkit.compiled.rebuilds.rounding import behind_views, is_low, is_pointwise
-from gistkit.compiled.split import Pair, elements, is_plain, is_tensor, is_view, value
+from gistkit.compiled.rebuilds.rounding import behind_views, is_low
+from gistkit.compiled.split import Pair, elements, is_plain, is_pointwise, is_tensor, is_view, value
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.dim_IntList, aten.sum.default)

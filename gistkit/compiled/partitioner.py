@@ -25,9 +25,9 @@ from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.readers import fuse_together
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, readers_of
+from gistkit.compiled.rebuilds.rounding import is_low, readers_of
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
