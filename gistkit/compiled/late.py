@@ -14,8 +14,8 @@ from gistkit.compiled.edit import Builder, Cone, copied
 from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.pools import stand_in
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
-from gistkit.compiled.rebuilds.rounding import behind_views, is_low, is_pointwise
-from gistkit.compiled.split import Pair, elements, is_plain, is_tensor, is_view, value
+from gistkit.compiled.rebuilds.rounding import behind_views, is_low
+from gistkit.compiled.split import Pair, elements, is_plain, is_pointwise, is_tensor, is_view, value
 
 aten = torch.ops.aten
 _SUMS = (aten.sum.dim_IntList, aten.sum.default)
@@ -33,10 +33,9 @@ def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
 
     root = behind_views(cone.root)  # stored in the shape of its sources: Inductor does not fuse other loops with theirs
     same = elements(root) == elements(cone.root) and is_plain(root) and is_plain(cone.root)
-    # Inductor gives a program four rows of up to 512: with codes to decode they exceed its registers, and a norm takes
-    # 139 us in place of 47 (ViT-S, H100)
-    same = same and not (lossy and compat.hint(value(root).shape[-1]) <= 512)
-    root = root if same and root in cone.nodes else cone.root
+    # Inductor gives a program four rows of up to 512, which exceed its registers with codes to decode (docs/log.md)
+    same = same and root in cone.nodes and not (lossy and compat.hint(value(root).shape[-1]) <= 512)
+    root = root if same else cone.root
 
     def make(before: fx.Node, store: bool = False) -> fx.Node:
         build = Builder(pair.backward.graph, before, backward=True)

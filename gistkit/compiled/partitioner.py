@@ -27,9 +27,9 @@ from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.readers import fuse_together
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low, is_pointwise, readers_of
+from gistkit.compiled.rebuilds.rounding import is_low, readers_of
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, memory_order, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
@@ -196,8 +196,8 @@ class Moves:
         if choice.form is None or not self.pair.is_saved(node):
             return
         form, fused = choice.form, not isinstance(choice.form, Narrow)  # what is read from memory is decoded once
-        if fused and value(node).dim() == 4 and not self.settings.exact:  # another layout sums in another order
-            form = laid_out(form, memory_order(value(node), compat.prefers_channels_last(self.pair.forward)))
+        if fused and not self.settings.exact and compat.prefers_channels_last(self.pair.forward):  # sums differ
+            form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None
         payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
         if isinstance(form, Narrow) and form.by_row and is_pointwise(node):

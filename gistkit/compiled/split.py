@@ -199,3 +199,11 @@ class Pair:
 def is_view(node: fx.Node) -> bool:
     """Whether a node only looks at its first operand's memory in another way."""
     return node.op == "call_function" and node.target is not operator.getitem and compat.operators().is_view(node)
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether Inductor makes a node with its rule for pointwise operators."""
+    if node.op != "call_function":
+        return False
+    cast = node.target is torch.ops.prims.convert_element_type.default
+    return cast or torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -10,6 +10,8 @@ from torch import nn
 from bench.compiled_bytes import norms_in_fp32
 from gistkit.compiled import Settings, record
 from gistkit.compiled.forms import narrow
+from gistkit.compiled.rebuilds.choice import Limits, choose
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
 from tests.compiled.test_partitioner import run
 from tests.support.compiled_cases import loss_of
 
@@ -75,13 +77,19 @@ def test_a_norms_kernels_encode_and_decode_its_rows(kernels, width):
 
 
 @reads_code
-@pytest.mark.parametrize("settings", [Settings(fidelity="reassociated"), Settings(lossy="fp8s")])
-def test_a_norms_backward_writes_its_output_again(kernels, settings):
-    """The weight's gradient behind it reads that; a kernel of its own would read what the norm's backward reads."""
-    _, backward = kernels(384, settings)
+@pytest.mark.parametrize(
+    "settings, width, again",
+    [(Settings(fidelity="reassociated"), 384, True), (Settings(lossy="fp8s"), 768, True),
+     (Settings(lossy="fp8s"), 384, False)],
+)  # fmt: skip
+def test_a_norms_backward_writes_its_output_again(kernels, settings, width, again):
+    """The weight's gradient behind it reads that; a kernel of its own would read what the norm's backward reads. With
+    codes to decode, four rows of up to 512 in a program would exceed its registers: there it is one of its own."""
+    _, backward = kernels(width, settings)
     norms = [text for text in backward if "RSPLIT_SIZE" in text]
-    assert [text.count("tl.store(") for text in norms].count(4) >= 1  # two sums, two tensors
-    assert sum("% 384" in text for text in backward if text.startswith("pointwise")) == 1  # the loss's gradient
+    assert ([text.count("tl.store(") for text in norms].count(4) >= 1) == again  # two sums, two tensors
+    apart = sum(f"% {width}" in text for text in backward if text.startswith("pointwise"))
+    assert (apart == 1) == again  # the loss's gradient
 
 
 @reads_code
@@ -116,3 +124,16 @@ def test_rows_are_rounded_with_a_scale_each():
     errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[1:], strict=True)]
     assert 0 < max(errors) < 0.06  # 3 bits of mantissa
     assert {"fp8s_row", "fp8s"} <= {row.form for row in graph.rows}
+
+
+def test_a_rebuild_needs_nothing_that_only_forward_makes():
+    """``r`` keeps ``y`` within two sources. Without it there are two as well, but ``g`` is not kept any more, and would
+    be computed from the pair of a norm's statistics."""
+    values = (
+        Value("x", (), FREE, 0, 0, 100), Value("z", (), FREE, 1, 0, 100), Value("pair", ("x",), MADE, -1, UNKEPT, 0),
+        Value("g", ("pair",), MADE, 2, 90, 90), Value("r", ("g", "z"), CHEAP, 3, 100, 100),
+        Value("y", ("x", "r"), CHEAP, 4, 300, 300, needed=True, by_row=True),
+    )  # fmt: skip
+    choice = choose(Flow({v.name: v for v in values}), Limits(least_bytes=1, bitwise=False))
+    (cone,) = choice.cones
+    assert cone.leaves == ("x", "r") and choice.kept == ("r",)

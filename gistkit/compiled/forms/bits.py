@@ -86,9 +86,11 @@ class Signs:
         return build(prims.convert_element_type.default, above, self.dtype)
 
 
-def laid_out(form: Any, order: tuple[int, ...]) -> Any:
-    """The form, decoded to dimensions in that order of memory."""
-    return replace(form, bits=laid_out(form.bits, order)) if isinstance(form, Signs) else replace(form, order=order)
+def laid_out(form: Any, x: torch.Tensor) -> Any:
+    """The form, which decodes an image x to channels_last."""
+    if isinstance(form, Signs):
+        return replace(form, bits=laid_out(form.bits, x))
+    return replace(form, order=memory_order(x, channels_last=True))
 
 
 def signs(x: torch.Tensor, channels_last: bool = False) -> Signs | None:

@@ -7,7 +7,7 @@ float8 by itself (sm_89 on) fp8 and fp8s use that, to the same codes.
 ``fp8s_row``, in compiled graphs alone, has one exponent byte for each row of ``ROWS`` elements of what a layer norm
 reads: its kernels reduce over the same rows, so forward's contains the encoder and backward's reads one exponent a row.
 An element x of a row whose largest is m has an error of at most max(|x| / 16, m / 237568); below m / 458752 it is 0
-then. No code decodes to more than the type has: of fp32 and bf16, what exceeds 3.08e38 becomes 1.75 * 2**127.
+then. No code decodes to more than the type has, so decoders limit no values: 1.75 * 2**127 is the largest (fp16 2**15).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from math import prod
+from math import log2, prod
 from typing import Any
 
 import torch
@@ -30,8 +30,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ROWS = range(64, 1025)
-"""Elements of a row that share an exponent: an exponent byte is at most 1/64 of them, and Inductor reduces up to 1,024
-in one piece, so that a kernel reads them once."""
+"""Elements that a row has: its exponent byte is at most 1/64 of them, and Inductor reduces up to 1,024 in one piece."""
 Shape = tuple[int, ...]
 
 
@@ -65,7 +64,7 @@ class Narrow:
         if missing:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
         wide = build(aten.reshape.default, wide, [-1, self.block])
-        exponents = op.exponents(wide, 254 if self._within else 255)
+        exponents = op.exponents(wide, 127 + int(log2(torch.finfo(self.dtype).max)) if self.by_row else 255)
         most = self.fmt.max_exponent + 127
         factor = op.power_of_two(build(aten.add.Tensor, build(aten.neg.default, exponents), most))
         if self.hardware:
@@ -85,7 +84,7 @@ class Narrow:
                 factor = build(aten.expand.default, factor, [-1, self.block])
                 factor = build(aten.reshape.default, factor, [-1])
             values = build(aten.mul.Tensor, values, factor)
-            if not self._within:
+            if not self.by_row:
                 values = op.clamped(values, torch.finfo(self.dtype).max)
         flat = build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
@@ -97,11 +96,6 @@ class Narrow:
     def _whole(self) -> bool:
         """Whether blocks of a scale fill the tensor, so that codes are kept flat and read by their index."""
         return self.block > 0 and self.fmt.codes_per_word != 3 and self._elements % self.block == 0
-
-    @property
-    def _within(self) -> bool:
-        """Whether exponents are so small that no code exceeds the type, and no decoder has to limit its values."""
-        return self.by_row and torch.finfo(self.dtype).max > 2.0**127
 
     def _packed(self, op: _Arithmetic, codes: fx.Node) -> fx.Node:
         """int32 codes as they are kept."""
@@ -205,14 +199,14 @@ class _Arithmetic:
         return self.cast(wide, torch.float8_e4m3fn)
 
     def exponents(self, wide: fx.Node, most: int) -> fx.Node:
-        """The exponent byte of every row, int32; ``most``: less than 255 is the largest, 255 no limit."""
+        """The exponent byte of every row, int32, ``most`` at most."""
         f, build, magnitude = self.f, self.build, self.magnitude(wide)
         finite = self.where(build(aten.ge.Scalar, magnitude, _INFINITY), 0, magnitude)
         largest = build(aten.amax.default, finite, [1], True)
         no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
         b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
         b = self.where(build(aten.lt.Scalar, b, f.max_exponent + 1), f.max_exponent + 1, b)
-        b = self.where(build(aten.gt.Scalar, b, most), most, b) if most < 255 else b
+        b = b if most == 255 else self.where(build(aten.gt.Scalar, b, most), most, b)
         return self.where(build(aten.eq.Scalar, largest, 0), 127, b)
 
     def values(self, codes: fx.Node) -> fx.Node:

@@ -1,14 +1,8 @@
 """Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that:
-docs/compiled.md, "The same bits". A rebuild follows forward only where both do the same arithmetic to the same loaded
-values:
-
-* *Sums of products.* An addition reads a product that no other operator reads and that is not kept: both kernels make
-  one operation of them.
-* *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
-  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
-  saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
-* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them.
-* Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
+docs/compiled.md, "The same bits", names the causes of other bits. A rebuild follows forward only where both do the same
+arithmetic to the same loaded values. Statistics over outer dimensions are read as a kernel stores them, but by readers
+before the node that saves a value of them, which compute it themselves: it is ``inlined`` there. Those over up to 1,024
+innermost, contiguous values are summed in one piece. Others, as those of concatenations, are not followed.
 """
 
 from __future__ import annotations
@@ -21,16 +15,8 @@ import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.rebuilds.rounding import (
-    Roundings,
-    behind_views,
-    in_memory,
-    is_low,
-    is_pointwise,
-    readers_of,
-    selects,
-)
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_of, value
+from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory, is_low, readers_of, selects
+from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _ADDING = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar})

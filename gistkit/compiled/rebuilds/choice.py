@@ -130,15 +130,14 @@ class _Search:
         depth = {n: r.depth for n, r in before.items()}
         for name in nodes:
             v = values[name]
-            own = v.needed and not v.view and v.name != root
+            own = v.needed and not v.view and v.name != root if self.anew(v) else self.limits.depth  # beyond the limit
             depth[name] = max((depth.get(n, 0) for n in v.inputs), default=0) + own
         width = max((values[n].read_bytes for n in nodes), default=0)
         reads = {values[n].storage: min(values[n].read_bytes, width) for n in leaves}
         largest = max(values[root].read_bytes, *reads.values(), 0)
-        large = [n for n in reads.values() if n * _SMALL > largest]
-        sources = len(large) if any(values[n].by_row for n in nodes) else 0
-        depth_of = depth.get(root, 0) + 1
-        return _Reach(tuple(nodes), tuple(leaves), rebuilt, chain, depth_of, sum(large), largest, sources)
+        large = sum(n for n in reads.values() if n * _SMALL > largest)
+        sources = sum(4 * n >= largest for n in reads.values()) if any(values[n].by_row for n in nodes) else 0
+        return _Reach(tuple(nodes), tuple(leaves), rebuilt, chain, depth.get(root, 0) + 1, large, largest, sources)
 
     def loaded(self, root: str, kept: Collection[str]) -> set[str]:
         """Other rebuilt tensors that a rebuild reads where they are rebuilt: forward loads them from memory there."""
@@ -152,9 +151,8 @@ class _Search:
             found -= computed
 
     def exceeds(self, root: str, reach: _Reach) -> bool:
-        if not self.limits.bitwise and reach.row_sources > self.limits.row_sources:
-            return True
-        return reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
+        many = not self.limits.bitwise and reach.row_sources > self.limits.row_sources
+        return many or reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
 
     def reason(self, name: str) -> str:
         v = self.flow.values[name]

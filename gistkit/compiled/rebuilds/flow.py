@@ -24,6 +24,7 @@ from gistkit.compiled.split import Pair, by_row, is_number, is_tensor, is_view, 
 from gistkit.planning.min_cut import UNKEPT, least_cut  # UNKEPT: views, and what would be rounded if it were kept
 
 aten, prims = torch.ops.aten, torch.ops.prims
+_SPLITS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)  # no views to the partitioner's table
 FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
@@ -168,8 +169,7 @@ def _is_relaid(node: fx.Node) -> bool:
     channel is both to PyTorch, but other strides are another layout to a library's convolution.)"""
     if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
         return False
-    x = value(node)
-    return x.dim() == 4 and x.stride(1) != 1
+    return value(node).dim() == 4 and value(node).stride(1) != 1
 
 
 def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:
@@ -182,27 +182,18 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
 
 def _source(node: fx.Node) -> fx.Node:
     """The operator behind an element of its several results."""
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        return node.args[0]
-    return node
+    item = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
+    return node.args[0] if item else node  # type: ignore[return-value]
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
     if node.op == "placeholder":
         return FREE if (lasting or pair.is_saved(node)) and not pair.is_overwritten(node) else MADE
-    if held:
-        return FREE
-    return CHEAP if is_cheap(node) else MADE
-
-
-@cache
-def _split_views() -> frozenset:
-    """Views with several results, which the partitioner's table of views leaves out."""
-    return frozenset((aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default))
+    return FREE if held else CHEAP if is_cheap(node) else MADE
 
 
 def _looks(node: fx.Node) -> bool:
-    return node.op == "call_function" and (node.target in _split_views() or is_view(node))
+    return node.op == "call_function" and (node.target in _SPLITS or is_view(node))
 
 
 @cache

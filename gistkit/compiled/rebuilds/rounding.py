@@ -25,7 +25,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.readers import readers
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_of, value
+from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, storage_of, value
 
 aten = torch.ops.aten
 LOW = (torch.bfloat16, torch.float16)
@@ -134,14 +134,6 @@ def _passes(node: fx.Node) -> bool:
 def selects(node: fx.Node) -> bool:
     """Whether a node's elements are those of its operands, or zero, up to their sign."""
     return node.target in _SELECTING or _passes(node)
-
-
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether Inductor makes a node with its rule for pointwise operators."""
-    if node.op != "call_function":
-        return False
-    cast = node.target is torch.ops.prims.convert_element_type.default
-    return cast or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def in_memory(node: fx.Node) -> bool:
