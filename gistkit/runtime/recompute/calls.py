@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch._prims_common import make_contiguous_strides_for
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gistkit.errors import GistError, PlanMismatchError
@@ -113,13 +114,15 @@ class RecordedCall:
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
         """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
         the first, or the ``last``: gistkit's operators show hooks their weight alone. PyTorch's products
-        flatten rows."""
+        flatten rows, of a tensor that is not contiguous in a copy of other order than the cast's."""
         shapes = (x.shape, x.t().shape if x.dim() == 2 else x.shape)
 
-        def is_shape(shape: torch.Size) -> bool:
-            return shape in shapes or (shape[-1:] == x.shape[-1:] and shape.numel() == x.numel())
+        def is_cast(where: Geometry) -> bool:
+            shape, stride, _ = where
+            flattened = shape[-1:] == x.shape[-1:] and shape.numel() == x.numel()
+            return shape in shapes or (flattened and stride == make_contiguous_strides_for(shape))
 
-        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and is_shape(o.where[0])]
+        found = [i for i, o in enumerate(self.operands()) if o.dtype != x.dtype and is_cast(o.where)]
         return found[-1 if last else 0] if found else -1
 
     def made(self) -> set[int]:

@@ -187,3 +187,37 @@ def test_numbers_and_sizes_that_change_between_forwards():
         results[m is twin] = grads
     for want, got in zip(*results.values(), strict=True):
         assert all(map(torch.equal, want, got))
+
+
+class Transposed(nn.Module):
+    """Linear layers over rows in another order than memory's, which PyTorch copies behind autocast's cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.wide, self.narrow = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = x + self.narrow(torch.relu(self.wide(self.norm(x).transpose(0, 1))).transpose(0, 1))
+        return self.head(x.mean(1))
+
+
+def test_the_copy_that_a_linear_layer_makes_of_a_transposed_cast_comes_back():
+    torch.manual_seed(0)
+    plain, x, labels = Transposed(), torch.randn(8, 6, 16), torch.randint(10, (8,))
+
+    def loss_of(out, labels):
+        return torch.nn.functional.cross_entropy(out.float(), labels)
+
+    model = copy.deepcopy(plain)
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = gistkit.plan(plain, x, labels, loss_fn=loss_of, budget="85%", measure=False)
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    gistkit.compress(model, plan)
+    for each in (plain, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(each(x), labels)
+        loss.backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
