@@ -11,6 +11,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import Builder, Cone, copied
+from gistkit.compiled.forms.packing import FOUR_ROWS
 from gistkit.compiled.operators import rounding, writing
 from gistkit.compiled.pools import stand_in
 from gistkit.compiled.readers import LOADS, readers, reads_memory, sink_views
@@ -33,8 +34,7 @@ def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
 
     root = behind_views(cone.root)  # stored in the shape of its sources: Inductor does not fuse other loops with theirs
     same = elements(root) == elements(cone.root) and is_plain(root) and is_plain(cone.root)
-    # Inductor gives a program four rows of up to 512, which exceed its registers with codes to decode (docs/log.md)
-    same = same and root in cone.nodes and not (lossy and compat.hint(value(root).shape[-1]) <= 512)
+    same = same and root in cone.nodes and not (lossy and compat.hint(value(root).shape[-1]) <= FOUR_ROWS)
     root = root if same else cone.root
 
     def make(before: fx.Node, store: bool = False) -> fx.Node:

@@ -28,6 +28,8 @@ aten, prims = torch.ops.aten, torch.ops.prims
 LEAST_ROUNDED, NODES = 4096, 32
 _ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.view.default,
                aten.reshape.default, aten.permute.default)  # fmt: skip
+FOUR_ROWS = 512
+"""Inductor gives a program four rows of up to so many elements: a scale a row took longer there (docs/log.md)."""
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
@@ -100,7 +102,7 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     if exact is not None:
         return Choice(node, None, exact)
     reduced = by_row(node, last, _fused(node))
-    form = narrow(rounding.name, value(node), last, reduced)
+    form = narrow(rounding.name, value(node), last, reduced and compat.hint(value(node).shape[-1]) > FOUR_ROWS)
     if isinstance(form, str):
         return Choice(node, None, form)
     return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form, reduced))
@@ -144,9 +146,8 @@ def own_kernels(pair: Pair, node: fx.Node, form: Narrow, reduced: bool) -> int:
     or are the blocks."""
     row, block = form.shape[-1], form.block
     fits = not block or block % row == 0 or row % block == 0
-    return (not _fused(node) or not fits or (reduced and not form.by_row)) + any(
-        map(reads_memory, pair.place(node).users)
-    )
+    apart = not _fused(node) or not fits or (reduced and not form.by_row)
+    return apart + any(map(reads_memory, pair.place(node).users))
 
 
 def _fused(node: fx.Node) -> list[fx.Node]:
