@@ -136,10 +136,9 @@ class Moves:
         if peak > budget_bytes:
             remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
             raise BudgetError(budget_bytes, least, remedy)
-        self.notes.append(
-            f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
-            f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
-        )
+        mib = f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
+        rest = f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+        self.notes.append(mib + rest)
 
     def finish(self) -> None:
         """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
