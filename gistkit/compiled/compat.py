@@ -78,7 +78,8 @@ def hint(value: Any) -> int:
     """A number; of a symbolic one what it was when the graph was traced, 0 where it is not known before run time."""
     if isinstance(value, int):
         return value
-    known = getattr(getattr(value, "node", None), "hint", None)
+    node = getattr(value, "node", None)
+    known = getattr(node, "hint", None)
     return int(known) if known is not None else 0
 
 
@@ -103,8 +104,10 @@ def set_partitioner(made: Any) -> None:
     config = importlib.import_module("torch._inductor.config")
     found = private("torch._inductor.config", "custom_partitioner_fn")
     if found is not None and type(found) is not type(made):
-        raise CompileError("compile: torch._inductor.config.custom_partitioner_fn must be None for a compressed model, "
-                           f"got {found!r}; unset it, or call gistkit.restore(model)")  # fmt: skip
+        raise CompileError(
+            f"compile: torch._inductor.config.custom_partitioner_fn must be None for a compressed model, got {found!r};"
+            " unset it, or call gistkit.restore(model)"
+        )
     config.custom_partitioner_fn = made  # type: ignore[attr-defined]
 
 

@@ -38,8 +38,10 @@ def settings_of(
     anew = ""
     if plan is not None:
         if lossy is not None or budget is not None:
-            raise ValueError("compile: lossy and budget must be left out beside a plan, which names them, got "
-                             f"lossy={lossy!r} and budget={budget!r}; give a plan or words")  # fmt: skip
+            raise ValueError(
+                f"compile: lossy and budget must be left out beside a plan, which names them, got lossy={lossy!r} and "
+                f"budget={budget!r}; give a plan or words"
+            )
         lossy, budget, anew = _words_of(plan)
     if not isinstance(lossy, str | None):
         raise TypeError(f"compile: lossy must be None or the name of a format, got {type(lossy).__name__}; name one")
@@ -64,8 +66,10 @@ def _words_of(plan: Plan) -> tuple[str | None, int | None, str]:
     )
     if host or plan.sub_batches > 1:
         what = f"{host} on the host" if host else f"{plan.sub_batches} sub-batches"
-        raise CompileError(f"compile: plan must keep everything on the device, in one batch, got {what}; plan with "
-                           "policy='gist', or run it with gistkit.compress(model, plan)")  # fmt: skip
+        raise CompileError(
+            f"compile: plan must keep everything on the device, in one batch, got {what}; plan with policy='gist', or "
+            "run it with gistkit.compress(model, plan)"
+        )
     note = f"compiled graphs have no sparse forms; decided anew are, of the plan, {sparse}" if sparse else ""
     return plan.contract.lossy, plan.budget_bytes, note
 
@@ -90,13 +94,19 @@ class Backend:
         return hash(self.settings)
 
     def __call__(
-        self, graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None,
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[Any],
+        *,
+        mode: str | None = None,
         options: dict[str, Any] | None = None,
-    ) -> Callable:  # fmt: skip
+    ) -> Callable:
         given = dict(options or {})
         if given.get("custom_partitioner_fn") is not None:
-            raise ValueError("compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave "
-                             "it out, or compile with torch.compile alone")  # fmt: skip
+            raise ValueError(
+                "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
+                "compile with torch.compile alone"
+            )
         from gistkit.compiled.custom import Partitioner  # imports Inductor
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
@@ -157,9 +167,14 @@ def backend(
 
 
 def compile(
-    model: Callable, plan: Plan | None = None, *, lossy: str | None = None, fidelity: str = "bitwise",
-    budget: int | str | None = None, **compile_kwargs: Any,
-) -> Callable:  # fmt: skip
+    model: Callable,
+    plan: Plan | None = None,
+    *,
+    lossy: str | None = None,
+    fidelity: str = "bitwise",
+    budget: int | str | None = None,
+    **compile_kwargs: Any,
+) -> Callable:
     """``torch.compile(model, **compile_kwargs)``, whose training steps keep fewer bytes between forward and backward.
 
     Example: ``model = gistkit.compile(model)``. With ``fidelity="bitwise"`` and without ``lossy`` the loss and all
@@ -182,8 +197,10 @@ def compile(
     if not callable(model):
         raise TypeError(f"compile: model must be a module or a function, got {type(model).__name__}; pass the model")
     if "backend" in compile_kwargs:
-        raise TypeError(f"compile: backend must be left out, got {quoted(compile_kwargs['backend'])}: gistkit compiles "
-                        "with Inductor; call torch.compile for another backend")  # fmt: skip
+        raise TypeError(
+            f"compile: backend must be left out, got {quoted(compile_kwargs['backend'])}: gistkit compiles with "
+            "Inductor; call torch.compile for another backend"
+        )
     if isinstance(model, torch.nn.Module) and any(compressed_forward(part) is not None for part in model.modules()):
         raise CompileError("compile: model must not be compressed; call torch.compile(model), or gistkit.restore first")
     made = Backend(settings_of(plan, lossy, fidelity, budget), model)
@@ -226,8 +243,10 @@ def note(stand_in: CompressedForward) -> None:
     settings = Settings(asked.lossy, asked.fidelity)
     known = _SETTINGS.setdefault(context, settings)
     if known != settings:
-        raise CompileError(f"compile: compressed models in one graph must have the same settings, got {known} and "
-                           f"{settings}; compress the module around them instead")  # fmt: skip
+        raise CompileError(
+            f"compile: compressed models in one graph must have the same settings, got {known} and {settings}; "
+            "compress the module around them instead"
+        )
     owners = _OWNERS.setdefault(context, [])
     if stand_in not in owners:
         owners.append(stand_in)

@@ -193,9 +193,12 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
 
 
 def _replace(
-    pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None,
+    pair: Pair,
+    place: fx.Node,
+    make: Callable[[Builder], fx.Node],
+    materialise: bool | None,
     strides: list[int] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Give the readers of a placeholder of backward what ``make`` makes instead."""
     graph = pair.backward.graph
     sink_views(place)

@@ -24,10 +24,9 @@ from gistkit.compiled.forms.bits import laid_out
 from gistkit.compiled.forms.narrow import Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
-from gistkit.compiled.readers import fuse_together
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low, readers_of
+from gistkit.compiled.rebuilds.rounding import is_low
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -87,6 +86,7 @@ class Moves:
             bits = VALUE_FORMS[settings.lossy][0].bits
             self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
         self._same = same_kernels(settings, pair.forward)
+        self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
@@ -136,13 +136,15 @@ class Moves:
         if peak > budget_bytes:
             remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
             raise BudgetError(budget_bytes, least, remedy)
-        mib = f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
-        rest = f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
-        self.notes.append(mib + rest)
+        self.notes.append(
+            f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
+            f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+        )
 
     def finish(self) -> None:
         """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
-        for node in self._saved:  # a concatenation would be computed again within each norm that reads it
+        for node in self._saved:
+            # a concatenation would be computed again within each norm that reads it
             written = self._same or node.target is torch.ops.aten.cat.default
             if written and not self.pair.is_saved(node) and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
@@ -195,14 +197,10 @@ class Moves:
         if choice.form is None or not self.pair.is_saved(node):
             return
         form, fused = choice.form, not isinstance(choice.form, Narrow)  # what is read from memory is decoded once
-        if fused and not self.settings.exact and compat.prefers_channels_last(self.pair.forward):  # sums differ
+        if fused and self._last:
             form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None
         payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
-        if isinstance(form, Narrow) and form.by_row and is_pointwise(node):
-            read = sorted(readers_of(node))
-            if not fuse_together(read[0], read[-1]):  # a residual stream: Inductor would add it up in several kernels
-                edit.written(self.pair, node, rounded=False)
         self._payload.update(part.name for part in payload)
         kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
         self._made[node.name] = packing.described(node, form.name, plain, kept, choice.reason)

@@ -9,7 +9,6 @@ made of, and drops what nobody reads any more.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -63,13 +62,12 @@ def memory_order(x: torch.Tensor, channels_last: bool = False) -> tuple[int, ...
     return (0, 2, 3, 1) if channels_last and order == (0, 1, 2, 3) else order
 
 
-def by_row(node: fx.Node, channels_last: bool, nodes: Iterable[fx.Node] = ()) -> bool:
-    """Whether an operand of a tensor's node, or one of some nodes, has an element for each of its rows, as a layer
-    norm's mean. A row is the innermost dimension in memory."""
+def by_row(node: fx.Node, channels_last: bool) -> bool:
+    """Whether an operand of a tensor's node has an element for each of its rows, the innermost dimension in memory, as
+    a layer norm's mean."""
     x = value(node)
     row = compat.hint(x.shape[memory_order(x, channels_last)[-1]]) if x.dim() else 1
-    near = (n for n in (*node.all_input_nodes, *nodes) if is_tensor(n))
-    return row > 1 and any(elements(n) * row == elements(node) for n in near)
+    return row > 1 and any(elements(n) * row == elements(node) for n in node.all_input_nodes if is_tensor(n))
 
 
 class Pair:

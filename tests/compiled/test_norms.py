@@ -8,12 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from bench.compiled_bytes import norms_in_fp32
-from gistkit.compiled import Settings, record
+from gistkit.compiled import Settings
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
-from tests.compiled.test_partitioner import run
-from tests.support.compiled_cases import loss_of
 
 with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     warnings.simplefilter("ignore")
@@ -62,29 +60,13 @@ def kernels(monkeypatch):
 
 
 @reads_code
-@pytest.mark.parametrize("width", [640, 768])
-def test_a_norms_kernels_encode_and_decode_its_rows(kernels, width):
-    with record.collected() as found:
-        forward, backward = kernels(width, Settings(lossy="fp8s"))
-    (graph,) = found
-    rows = [row for row in graph.rows if row.form == "fp8s_row"]
-    assert len(rows) == 3 and all(row.kept_bytes == row.plain_bytes // 2 // width * (width + 1) for row in rows)
-    norms = [text for text in forward if "libdevice.rsqrt" in text]
-    assert len(norms) == 3 and sum(text.count(".to(tl.float8e4nv)") for text in norms) == 3
-    assert all("// " not in text for text in norms)
-    decoders = [text for text in backward if "RSPLIT_SIZE" in text and ".to(tl.float32, bitcast=True)" in text]
-    assert decoders and all("ReductionHint.INNER" in text and "//" not in text for text in decoders)
-
-
-@reads_code
 @pytest.mark.parametrize(
-    "settings, width, again",
-    [(Settings(fidelity="reassociated"), 384, True), (Settings(lossy="fp8s"), 768, True),
-     (Settings(lossy="fp8s"), 384, False)],
-)  # fmt: skip
+    ("settings", "again"), [(Settings(fidelity="reassociated"), True), (Settings(lossy="fp8s"), False)]
+)
+@pytest.mark.parametrize("width", [384, 768])
 def test_a_norms_backward_writes_its_output_again(kernels, settings, width, again):
     """The weight's gradient behind it reads that; a kernel of its own would read what the norm's backward reads. With
-    codes to decode, four rows of up to 512 in a program would exceed its registers: there it is one of its own."""
+    codes to decode it is one of its own."""
     _, backward = kernels(width, settings)
     norms = [text for text in backward if "RSPLIT_SIZE" in text]
     assert ([text.count("tl.store(") for text in norms].count(4) >= 1) == again  # two sums, two tensors
@@ -93,37 +75,23 @@ def test_a_norms_backward_writes_its_output_again(kernels, settings, width, agai
 
 
 @reads_code
-@pytest.mark.parametrize("settings, width", [(Settings(fidelity="reassociated"), 384), (Settings(lossy="fp8s"), 768)])
-def test_norms_of_a_stream_in_fp32_have_one_kernel_each(monkeypatch, settings, width):
+@pytest.mark.parametrize("settings", [Settings(fidelity="reassociated"), Settings(lossy="fp8s")])
+def test_norms_of_a_stream_in_fp32_have_one_kernel_each(monkeypatch, settings):
     """What forward normalises is kept in fp32 there. Rebuilt from three and more tensors, with more than ten operands,
     a norm's backward would be divided into two kernels that read all of them."""
     gpu_code.pretend_gpu(monkeypatch)
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
 
     def make():
-        return nn.Sequential(*(Mlp(width) for _ in range(4)), nn.LayerNorm(width)), torch.zeros(
-            64, 256, width
-        ).requires_grad_()
+        x = torch.zeros(64, 256, 384).requires_grad_()
+        return nn.Sequential(*(Mlp(384) for _ in range(4)), nn.LayerNorm(384)), x
 
-    with norms_in_fp32(), record.collected() as found:
+    with norms_in_fp32():
         _, backward = gpu_code.kernels(make, loss, Partitioner(settings))
     norms = [text for text in backward if "RSPLIT_SIZE" in text]
     assert norms and all(text.count("tl.load(") <= 10 for text in norms)
-    divided = [text for text in backward if text.startswith("pointwise") and repr(1 / width) in text]
+    divided = [text for text in backward if text.startswith("pointwise") and repr(1 / 384) in text]
     assert len(divided) <= (settings.lossy is None)  # as under torch.compile
-    (graph,) = found
-    assert settings.lossy is None or not any(row.form == "fp8s" and row.shape[-1] == width for row in graph.rows)
-
-
-def test_rows_are_rounded_with_a_scale_each():
-    model = nn.Sequential(nn.Linear(48, 640), Mlp(640), nn.Linear(640, 10))
-    x, y = torch.randn(512, 48), torch.randint(10, (512,))
-    (plain,), _ = run(loss_of, model, [(x, y)], None)
-    (ours,), (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
-    assert torch.equal(plain[0], ours[0])
-    errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[1:], strict=True)]
-    assert 0 < max(errors) < 0.06  # 3 bits of mantissa
-    assert {"fp8s_row", "fp8s"} <= {row.form for row in graph.rows}
 
 
 def test_a_rebuild_needs_nothing_that_only_forward_makes():

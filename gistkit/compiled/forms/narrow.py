@@ -3,11 +3,6 @@
 The arithmetic, and so every code, is that of :mod:`gistkit.kernels.reference.narrow`; the blocks of 128 elements that
 share an exponent byte lie in the order of the memory. Codes are computed with integers. On a GPU that converts to
 float8 by itself (sm_89 on) fp8 and fp8s use that, to the same codes.
-
-``fp8s_row``, in compiled graphs alone, has one exponent byte for each row of ``ROWS`` elements of what a layer norm
-reads: its kernels reduce over the same rows, so forward's contains the encoder and backward's reads one exponent a row.
-An element x of a row whose largest is m has an error of at most max(|x| / 16, m / 237568); below m / 458752 it is 0
-then. No code decodes to more than the type has, so decoders limit no values: 1.75 * 2**127 is the largest (fp16 2**15).
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from math import log2, prod
+from math import prod
 from typing import Any
 
 import torch
@@ -29,25 +24,21 @@ from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
 aten, prims = torch.ops.aten, torch.ops.prims
 _INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-ROWS = range(64, 1025)
-"""Elements that a row has: its exponent byte is at most 1/64 of them, and Inductor reduces up to 1,024 in one piece."""
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Narrow:
     """A narrow float of a float tensor. ``order``: its dimensions from the outermost in memory to the innermost;
-    ``shape``: its sizes in that order, -1 for one that is symbolic; ``block``: how many elements share an exponent, 0
-    without a scale; ``hardware``: codes by conversion to float8; ``by_row``: the blocks are rows."""
+    ``shape``: its sizes in that order, -1 for one that is symbolic; ``hardware``: codes by conversion to float8."""
 
     name: str
     fmt: FloatFormat
-    block: int
+    scaled: bool
     order: Shape
     shape: Shape
     dtype: torch.dtype
     hardware: bool = False
-    by_row: bool = False
 
     @property
     def _elements(self) -> int:
@@ -58,13 +49,13 @@ class Narrow:
         """(codes, and for a scaled form exponent bytes)."""
         op = _Arithmetic(build, self.fmt)
         wide = op.cast(build(aten.permute.default, x, list(self.order)), torch.float32)
-        if not self.block:
+        if not self.scaled:
             return [self._packed(op, op.hardware_codes(wide, flush=True) if self.hardware else op.codes(wide))]
-        missing = -self._elements % self.block
+        missing = -self._elements % SCALE_BLOCK
         if missing:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
-        wide = build(aten.reshape.default, wide, [-1, self.block])
-        exponents = op.exponents(wide, 127 + int(log2(torch.finfo(self.dtype).max)) if self.by_row else 255)
+        wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
+        exponents = op.exponents(wide)
         most = self.fmt.max_exponent + 127
         factor = op.power_of_two(build(aten.add.Tensor, build(aten.neg.default, exponents), most))
         if self.hardware:
@@ -77,15 +68,15 @@ class Narrow:
         op = _Arithmetic(build, self.fmt)
         codes = self._unpacked(op, payload[0])
         values = op.cast(codes, torch.float32) if self.hardware else op.values(codes)
-        if self.block:
+        if self.scaled:
             exponents = op.cast(payload[1], torch.int32)
             factor = op.power_of_two(build(aten.sub.Tensor, exponents, 127 + self.fmt.max_exponent))
             if self._whole:
-                factor = build(aten.expand.default, factor, [-1, self.block])
+                factor = build(aten.expand.default, factor, [-1, SCALE_BLOCK])
                 factor = build(aten.reshape.default, factor, [-1])
             values = build(aten.mul.Tensor, values, factor)
-            if not self.by_row:
-                values = op.clamped(values, torch.finfo(self.dtype).max)
+            most = torch.finfo(self.dtype).max
+            values = op.clamped(values, most)
         flat = build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
@@ -95,7 +86,7 @@ class Narrow:
     @property
     def _whole(self) -> bool:
         """Whether blocks of a scale fill the tensor, so that codes are kept flat and read by their index."""
-        return self.block > 0 and self.fmt.codes_per_word != 3 and self._elements % self.block == 0
+        return self.scaled and self.fmt.codes_per_word != 3 and self._elements % SCALE_BLOCK == 0
 
     def _packed(self, op: _Arithmetic, codes: fx.Node) -> fx.Node:
         """int32 codes as they are kept."""
@@ -112,8 +103,8 @@ class Narrow:
             return kept
         if self.fmt.codes_per_word != 3:
             return op.cast(kept, torch.int32)
-        flat = op.from_planes(kept, self._elements + (-self._elements % self.block if self.block else 0))
-        return op.build(aten.reshape.default, flat, [-1, self.block] if self.block else list(self.shape))
+        flat = op.from_planes(kept, -(-self._elements // SCALE_BLOCK) * SCALE_BLOCK if self.scaled else self._elements)
+        return op.build(aten.reshape.default, flat, [-1, SCALE_BLOCK] if self.scaled else list(self.shape))
 
 
 class _Arithmetic:
@@ -198,15 +189,14 @@ class _Arithmetic:
             wide = self.build(aten.where.self, small, self.build(aten.mul.Tensor, wide, 0.0), wide)
         return self.cast(wide, torch.float8_e4m3fn)
 
-    def exponents(self, wide: fx.Node, most: int) -> fx.Node:
-        """The exponent byte of every row, int32, ``most`` at most."""
+    def exponents(self, wide: fx.Node) -> fx.Node:
+        """The exponent byte of every row, int32."""
         f, build, magnitude = self.f, self.build, self.magnitude(wide)
         finite = self.where(build(aten.ge.Scalar, magnitude, _INFINITY), 0, magnitude)
         largest = build(aten.amax.default, finite, [1], True)
         no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
         b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
         b = self.where(build(aten.lt.Scalar, b, f.max_exponent + 1), f.max_exponent + 1, b)
-        b = b if most == 255 else self.where(build(aten.gt.Scalar, b, most), most, b)
         return self.where(build(aten.eq.Scalar, largest, 0), 127, b)
 
     def values(self, codes: fx.Node) -> fx.Node:
@@ -238,9 +228,8 @@ class _Arithmetic:
         return self.build(aten.slice.Tensor, self.build(aten.cat.default, parts, 0), 0, 0, elements)
 
 
-def narrow(name: str, x: torch.Tensor, channels_last: bool = False, by_row: bool = False) -> Narrow | str:
-    """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so. ``by_row``:
-    a scale for each row, where rows are of ``ROWS`` elements."""
+def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | str:
+    """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so."""
     fmt, scaling = VALUE_FORMS[name]
     if x.dtype not in FLOATS:
         return f"dtype {x.dtype} has no narrow form"
@@ -252,12 +241,10 @@ def narrow(name: str, x: torch.Tensor, channels_last: bool = False, by_row: bool
     order = memory_order(x, channels_last)
     shape = tuple(-1 if d in symbolic else int(x.shape[d]) for d in order)
     known = prod(d for d in shape if d >= 0)
-    by_row = by_row and scaling == "block" and shape[-1] in ROWS and fmt.codes_per_word != 3
-    block = 0 if scaling != "block" else shape[-1] if by_row else SCALE_BLOCK
-    if symbolic and (fmt.codes_per_word == 3 or (block and known % block)):
+    if symbolic and (fmt.codes_per_word == 3 or (scaling == "block" and known % SCALE_BLOCK)):
         return f"{name} needs a size that is known, and one changes from call to call"
     hardware = fmt.name == "fp8" and converts_to_float8(x.device)
-    return Narrow(f"{name}_row" if by_row else name, fmt, block, order, shape, x.dtype, hardware, by_row)
+    return Narrow(name, fmt, scaling == "block", order, shape, x.dtype, hardware)
 
 
 def converts_to_float8(device: torch.device) -> bool:

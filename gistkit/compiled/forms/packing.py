@@ -20,16 +20,15 @@ from gistkit.compiled import compat
 from gistkit.compiled.forms import bits
 from gistkit.compiled.forms.narrow import FLOATS, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
-from gistkit.compiled.readers import reads_memory
+from gistkit.compiled.readers import readers, reads_memory
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, by_row, elements, is_tensor, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, storage_bytes, storage_of, value
+from gistkit.formats import SCALE_BLOCK
 
 aten, prims = torch.ops.aten, torch.ops.prims
-LEAST_ROUNDED, NODES = 4096, 32
+LEAST_ROUNDED = 4096
 _ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.view.default,
                aten.reshape.default, aten.permute.default)  # fmt: skip
-FOUR_ROWS = 512
-"""Inductor gives a program four rows of up to so many elements: a scale a row took longer there (docs/log.md)."""
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
@@ -101,11 +100,10 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
         exact = f"less than {LEAST_SHARE:.1%} of what is kept"
     if exact is not None:
         return Choice(node, None, exact)
-    reduced = by_row(node, last, _fused(node))
-    form = narrow(rounding.name, value(node), last, reduced and compat.hint(value(node).shape[-1]) > FOUR_ROWS)
+    form = narrow(rounding.name, value(node), last)
     if isinstance(form, str):
         return Choice(node, None, form)
-    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form, reduced))
+    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form))
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
@@ -140,23 +138,15 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
     return "backward exponentiates it" if _exponentiated(pair.place(node)) else None
 
 
-def own_kernels(pair: Pair, node: fx.Node, form: Narrow, reduced: bool) -> int:
+def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
     """How many kernels of its own a rounding takes: one to decode what a library reads; one to encode, unless Inductor
-    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not ``reduced`` in it,
-    or are the blocks."""
-    row, block = form.shape[-1], form.block
-    fits = not block or block % row == 0 or row % block == 0
-    apart = not _fused(node) or not fits or (reduced and not form.by_row)
-    return apart + any(map(reads_memory, pair.place(node).users))
-
-
-def _fused(node: fx.Node) -> list[fx.Node]:
-    """What Inductor may compute of a tensor within the kernels of forward that read it; of many nodes the first."""
-    found = [node]
-    for n in found:  # grows
-        more = (u for u in n.users if u.op != "output" and u not in found and not reads_memory(u))
-        found.extend(more if len(found) < NODES else ())
-    return found[1:]
+    puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it."""
+    row = form.shape[-1]
+    fits = not form.scaled or SCALE_BLOCK % row == 0 or row % SCALE_BLOCK == 0
+    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
+    read = [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+    sums = any(elements(n) * row == elements(node) for r in read for n in (r, *r.users) if is_tensor(n))
+    return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
 
 
 def _exponentiated(node: fx.Node, steps: int = 5) -> bool:

@@ -1,8 +1,14 @@
 """Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that:
-docs/compiled.md, "The same bits", names the causes of other bits. A rebuild follows forward only where both do the same
-arithmetic to the same loaded values. Statistics over outer dimensions are read as a kernel stores them, but by readers
-before the node that saves a value of them, which compute it themselves: it is ``inlined`` there. Those over up to 1,024
-innermost, contiguous values are summed in one piece. Others, as those of concatenations, are not followed.
+docs/compiled.md, "The same bits". A rebuild follows forward only where both do the same arithmetic to the same loaded
+values:
+
+* *Sums of products.* An addition reads a product that no other operator reads and that is not kept: both kernels make
+  one operation of them.
+* *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
+  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
+  saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
+* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them.
+* Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
 """
 
 from __future__ import annotations

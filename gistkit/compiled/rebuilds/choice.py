@@ -19,6 +19,8 @@ from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow,
 _ROUNDS = 12
 _SMALL = 64
 """Operands of a rebuild that are this much smaller than its largest one, as statistics and biases, are not counted."""
+ROW_SOURCES = 2
+"""Large tensors that a rebuild within a layer norm's backward reads, at most: Inductor divides a kernel of over ten."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,7 @@ class Limits:
     a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
     ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: see
     :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds.
-    ``bits``: of a float that is kept, at most. ``row_sources``: large tensors that a rebuild within the backward of a
-    layer norm reads, at most: with more than ten operands Inductor divides that kernel, and both parts read them."""
+    ``bits``: of a float that is kept, at most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -41,7 +42,6 @@ class Limits:
     products: bool = True
     time_share: float = float("inf")
     bits: int = 64
-    row_sources: int = 2
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class _Search:
             found -= computed
 
     def exceeds(self, root: str, reach: _Reach) -> bool:
-        many = not self.limits.bitwise and reach.row_sources > self.limits.row_sources
+        many = not self.limits.bitwise and reach.row_sources > ROW_SOURCES
         return many or reach.depth > self.limits.depth or reach.read_bytes > self.limits.reads * reach.largest
 
     def reason(self, name: str) -> str:
