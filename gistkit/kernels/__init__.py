@@ -3,6 +3,7 @@
 from gistkit.kernels.compat import capturing, current_device, current_stream, torch_stream
 from gistkit.kernels.cudnn_convolutions import (
     ENGINE,
+    PARTS,
     ConvTask,
     EnginePlan,
     conv_task,

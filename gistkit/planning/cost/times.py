@@ -88,9 +88,9 @@ class StepTimes:
             _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
         if not 0 < self.step_s < math.inf:
             _refuse("step_s", "seconds above 0", self.step_s)
-        for name in ("host_s", "runtime_host_s", "move_host_factor"):
+        for name, demand in {"host_s": "seconds", "runtime_host_s": "seconds", "move_host_factor": "tasks"}.items():
             if not 0 <= getattr(self, name) < math.inf:
-                _refuse(name, "seconds of at least 0", getattr(self, name))
+                _refuse(name, f"{demand} of at least 0", getattr(self, name))
         for task, taken in self.seconds.items():
             if task < 0 or not 0 < taken < math.inf:
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})

@@ -7,14 +7,12 @@ import torch
 from gistkit.capture import Conv2d
 from gistkit.errors import PlanError
 from gistkit.ir import CallChoice
-from gistkit.kernels import ENGINE, conv_task, engines, engines_missing
+from gistkit.kernels import ENGINE, PARTS, conv_task, engines, engines_missing
 from gistkit.nn.conv import Prepared
 from gistkit.planning.cost import of_part
 from gistkit.runtime.calls.kinds import autocast_dtype
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
-
-PARTS = ("forward", "weight", "input")
 
 
 def engines_in(choice: CallChoice) -> dict[str, str]:

@@ -43,7 +43,7 @@ def _opened(function: Any) -> Any:
 # Functions with such a pool inside, which PyTorch would not show.
 COMPOSED = {f: _opened(f) for f in (_F.local_response_norm, _F.lp_pool1d, _F.lp_pool2d) if hasattr(f, "__code__")}
 
-_is_compiling = torch.compiler.is_dynamo_compiling
+_is_compiling = torch.compiler.is_compiling
 _tells_metadata = lru_cache(maxsize=1024)(is_metadata)
 
 

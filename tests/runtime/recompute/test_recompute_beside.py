@@ -61,11 +61,11 @@ class Normed(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = (weight_norm(nn.Conv2d(i, 16, 3, padding=1)) for i in (3, 16))
+        self.a, self.b, self.e = (weight_norm(nn.Conv2d(i, 16, 3, padding=1)) for i in (3, 16, 16))
         self.c, self.d = weight_norm(nn.Linear(64, 64)), weight_norm(nn.Linear(64, 10))
 
     def forward(self, x):
-        x = F.relu(self.b(F.relu(self.a(x))))
+        x = F.relu(self.e(F.relu(self.b(F.relu(self.a(x))))))
         return self.d(F.relu(self.c(F.adaptive_avg_pool2d(x, 2).flatten(1).float())))
 
 
@@ -92,4 +92,4 @@ def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
         assert all(map(torch.equal, expected, step(twin)))
     assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
     again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
-    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) >= 2  # the norms stay
+    assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
