@@ -21,12 +21,13 @@ from torch import fx
 from gistkit.compiled import compat, edit, pools, record
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import laid_out
-from gistkit.compiled.forms.narrow import Narrow
+from gistkit.compiled.forms.narrow import Cast, Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.rounding import is_low
+from gistkit.compiled.rebuilds.rounding import behind_views, is_low
 from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.errors import BudgetError
@@ -37,7 +38,7 @@ from gistkit.version import VERSION
 TIME_SHARE = 0.07
 """Of a step's modelled time, for all rebuilds where no budget asks for more."""
 
-ROUNDED_SHARE = 0.85
+ROUNDED_SHARE = 0.9
 """Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
 left out, unless a budget asks for more."""
 
@@ -82,7 +83,7 @@ class Moves:
         if settings.lossy is not None:
             static = packing.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
-            self._rounding = packing.Rounding(settings.lossy, static, least)
+            self._rounding = packing.Rounding(settings.lossy, static, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
             self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
         self._same = same_kernels(settings, pair.forward)
@@ -142,11 +143,13 @@ class Moves:
         )
 
     def finish(self) -> None:
-        """Have forward write what it saves no more, where it is to have the kernels of plain torch.compile."""
-        for node in self._saved:
-            # a concatenation would be computed again within each norm that reads it
-            written = self._same or node.target is torch.ops.aten.cat.default
-            if written and not self.pair.is_saved(node) and not is_view(node):
+        """Have forward write what it saves no more where it is to have the kernels of plain torch.compile, and what it
+        would else compute twice: a concatenation within each norm that reads it, a softmax for a product's operand."""
+        for node in self._saved if self._same else dict.fromkeys(map(behind_views, self._saved)):
+            twice = node.target is torch.ops.aten.cat.default or (
+                not self.settings.exact and any(reads_memory(user) for user in node.users if user.op != "output")
+            )
+            if (self._same or twice) and not self.pair.is_saved(node) and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
@@ -196,7 +199,10 @@ class Moves:
         node = choice.node
         if choice.form is None or not self.pair.is_saved(node):
             return
-        form, fused = choice.form, not isinstance(choice.form, Narrow)  # what is read from memory is decoded once
+        form, fused = (
+            choice.form,
+            not isinstance(choice.form, Narrow | Cast),
+        )  # what is read from memory is decoded once
         if fused and self._last:
             form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None

@@ -70,6 +70,21 @@ def test_lossy_forms_round_activations_alone():
     assert "fewer than 4096 elements" in exact
 
 
+@pytest.mark.parametrize("narrow", [False, True])
+def test_logits_stay_exact_and_short_rows_of_norms_are_bf16(narrow):
+    """Under a budget, which asks for bytes before time, the rows are fp8s as well."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.Linear(64, 300))
+    x, y = torch.randn(512, 32), torch.randint(300, (512,))
+    forms = {}
+    for budget in (None, "96%"):
+        settings = Settings(lossy="fp8s", budget=budget)
+        _, (graph,) = run(amp_loss if narrow else loss_of, model, [(x, y)], settings)
+        forms[budget] = {row.form for row in graph.rows}
+        assert "backward exponentiates it" in {row.reason for row in graph.rows if row.shape == (512, 300)}
+    assert ("bf16" in forms[None]) == (not narrow) and "bf16" not in forms["96%"]
+
+
 def test_a_budget_takes_as_few_moves_as_it_needs():
     model, x, y = case("block", rows=32)
     kept = {}

@@ -107,6 +107,19 @@ class Narrow:
         return op.build(aten.reshape.default, flat, [-1, SCALE_BLOCK] if self.scaled else list(self.shape))
 
 
+@dataclass(frozen=True)
+class Cast:
+    """bf16 in place of fp32."""
+
+    name: str = "bf16"
+
+    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        return [build(prims.convert_element_type.default, x, torch.bfloat16)]
+
+    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
+        return build(prims.convert_element_type.default, payload[0], torch.float32)
+
+
 class _Arithmetic:
     """The operations of :mod:`gistkit.kernels.reference.narrow` on int32 and float32 nodes."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,21 +18,22 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.forms import bits
-from gistkit.compiled.forms.narrow import FLOATS, Narrow, narrow
+from gistkit.compiled.forms.narrow import FLOATS, Cast, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.readers import readers, reads_memory
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_tensor, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.formats import SCALE_BLOCK
 
 aten, prims = torch.ops.aten, torch.ops.prims
 LEAST_ROUNDED = 4096
-_ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.view.default,
-               aten.reshape.default, aten.permute.default)  # fmt: skip
+_ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.alias.default)
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
 """Of all kept bytes. What is smaller is not rounded: a layer norm's means, if decoded, cost a pass of their own."""
+SHORT_ROW = 512
+"""Up to so many elements torch 2.11 gives a program of a norm's backward four rows, too many for it to decode them."""
 SHARED = "several saved tensors are on this storage"
 VALUES = "values that backward reads, each in full"
 
@@ -43,18 +44,19 @@ class Choice:
     its own that a rounding takes."""
 
     node: fx.Node
-    form: bits.Bits | bits.Signs | Narrow | None
+    form: bits.Bits | bits.Signs | Narrow | Cast | None
     reason: str
     kernels: int = 0
 
 
 class Rounding(NamedTuple):
-    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, and the bytes
-    that a tensor has at least."""
+    """How floats are rounded: the format's name, the nodes of forward that follow from parameters alone, the bytes
+    that a tensor has at least, and whether bytes come before time, as under a budget."""
 
     name: str
     static: Collection[fx.Node]
     least_bytes: int = 0
+    slow: bool = False
 
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
@@ -103,7 +105,12 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     form = narrow(rounding.name, value(node), last)
     if isinstance(form, str):
         return Choice(node, None, form)
-    return Choice(node, form, f'lossy="{rounding.name}"', own_kernels(pair, node, form))
+    why, kernels = f'lossy="{rounding.name}"', own_kernels(pair, node, form)
+    if rounding.slow or not _decodes_slowly(pair, node, form):
+        return Choice(node, form, why, kernels)
+    if form.dtype == torch.float32:
+        return Choice(node, Cast(), f"{why}, but short rows that a norm reads are bf16")
+    return Choice(node, form, why, kernels + 2)
 
 
 def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
@@ -143,17 +150,31 @@ def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
     puts that into a kernel that reads the tensor, whose rows fit into blocks of a scale and are not summed in it."""
     row = form.shape[-1]
     fits = not form.scaled or SCALE_BLOCK % row == 0 or row % SCALE_BLOCK == 0
-    read = [r for u in node.users if u.op != "output" for r in readers(u) if not reads_memory(r)]
-    read = [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+    read = _computing(user for user in node.users if user.op != "output")
     sums = any(elements(n) * row == elements(node) for r in read for n in (r, *r.users) if is_tensor(n))
     return (not read or not fits or sums) + any(map(reads_memory, pair.place(node).users))
 
 
-def _exponentiated(node: fx.Node, steps: int = 5) -> bool:
-    """Whether the difference of a node and something is exponentiated, as by a softmax."""
+def _decodes_slowly(pair: Pair, node: fx.Node, form: Narrow) -> bool:
+    """Whether a norm's backward over short rows would decode scaled codes: it would take twice its time."""
+    row, read = form.shape[-1], _computing(pair.place(node).users)
+    near = (n for r in read for n in (*r.all_input_nodes, *r.users) if is_tensor(n))
+    return form.scaled and row <= SHORT_ROW and any(elements(n) * row == elements(node) for n in near)
+
+
+def _computing(users: Iterable[fx.Node]) -> list[fx.Node]:
+    """What Inductor may fuse with a tensor that ``users`` read, behind views and casts."""
+    read = [r for user in users for r in readers(user) if not reads_memory(r)]
+    return [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
+
+
+def _exponentiated(node: fx.Node, steps: int = 12, difference: bool = False) -> bool:
+    """Whether the difference of a node and something is exponentiated, as by a softmax or its logarithm."""
     for user in node.users if steps else ():
-        if user.target is aten.sub.Tensor and any(u.target is aten.exp.default for u in user.users):
+        if difference and user.target is aten.exp.default:
             return True
-        if user.target in (*_ON_THE_WAY, aten.sub.Tensor) and _exponentiated(user, steps - 1):
+        taken = user.target is aten.sub.Tensor
+        on_the_way = taken or user.target in _ON_THE_WAY or is_view(user)
+        if on_the_way and _exponentiated(user, steps - 1, difference or taken):
             return True
     return False
