@@ -10,6 +10,7 @@ from gistkit.compiled import Settings, compat, cut, record
 from gistkit.compiled.edit import early
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.partitioner import Moves
+from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.split import value
 from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, plain_step, run_edited
 
@@ -83,6 +84,23 @@ def test_logits_stay_exact_and_short_rows_of_norms_are_bf16(narrow):
         forms[budget] = {row.form for row in graph.rows}
         assert "backward exponentiates it" in {row.reason for row in graph.rows if row.shape == (512, 300)}
     assert ("bf16" in forms[None]) == (not narrow) and "bf16" not in forms["96%"]
+
+
+def test_forward_writes_what_a_library_reads_though_it_is_not_saved():
+    """Else Inductor may compute it twice, as a softmax for its statistics and for the product behind it."""
+    model, x, y = case("block", rows=32)
+    forwards = []
+
+    def partition(*args, **words):
+        forwards.append((pair := cut(*args, Settings(fidelity="reassociated"), **words))[0])
+        return pair
+
+    torch._dynamo.reset()
+    fresh_step(model, x, y, torch.compile(loss_of, backend=backend_over(partition), fullgraph=True))
+    written = forwards[0].graph.find_nodes(op="call_function", target=torch.ops.gistkit.written.default)
+    saved = set(forwards[0].graph.output_node().all_input_nodes)
+    assert written and all(any(map(reads_memory, node.users)) for node in written)
+    assert not saved & {node.args[0] for node in written}
 
 
 def test_a_budget_takes_as_few_moves_as_it_needs():
