@@ -84,6 +84,8 @@ def test_logits_stay_exact_and_short_rows_of_norms_are_bf16(narrow):
         forms[budget] = {row.form for row in graph.rows}
         assert "backward exponentiates it" in {row.reason for row in graph.rows if row.shape == (512, 300)}
     assert ("bf16" in forms[None]) == (not narrow) and "bf16" not in forms["96%"]
+    _, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp16s"))
+    assert "bf16" not in {row.form for row in graph.rows}  # nothing is rounded further than asked for
 
 
 def test_forward_writes_what_a_library_reads_though_it_is_not_saved():

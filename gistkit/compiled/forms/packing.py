@@ -108,7 +108,7 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     why, kernels = f'lossy="{rounding.name}"', own_kernels(pair, node, form)
     if rounding.slow or not _decodes_slowly(pair, node, form):
         return Choice(node, form, why, kernels)
-    if form.dtype == torch.float32:
+    if form.dtype == torch.float32 and form.fmt.bits < 16:  # bf16 has more bits of mantissa than fp10
         return Choice(node, Cast(), f"{why}, but short rows that a norm reads are bf16")
     return Choice(node, form, why, kernels + 2)
 
