@@ -96,7 +96,8 @@ class Moves:
         choice, cones = planned(pair, static_inputs, limits)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
-            self.notes.append(f"{count} rebuilds are left out: {1e3 * seconds:.3f} ms beyond {share:.0%} of the step")
+            slow = f", or exceed {share:.0%} of the step" if limited else ""
+            self.notes.append(f"{count} rebuilds are left out, {1e3 * seconds:.3f} ms: they free no bytes{slow}")
         self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
         ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
         if self._same:  # a view is saved as it is, and what is computed from its base is computed from it

@@ -11,7 +11,7 @@ from torch import nn
 from gistkit.compiled import Settings, partitioner
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value
+from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, loss_of
 
@@ -152,3 +152,13 @@ def test_the_report_tells_what_was_left_out(monkeypatch):
     assert not any(row.form == "rebuild" for row in graph.rows)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings(budget="80%"))
     assert any(row.form == "rebuild" for row in graph.rows)
+
+
+def test_rebuilds_that_free_no_bytes_are_not_made():
+    """Two heads' copies of a product: to keep the product in their place takes as many bytes, and time."""
+    values = (
+        Value("x", (), MADE, 0, UNKEPT, SECOND), Value("product", ("x",), MADE, 1, 2 * SECOND, 2 * SECOND),
+        *(Value(n, ("product",), CHEAP, i, SECOND, SECOND, needed=True) for i, n in enumerate(("q", "k"), 2)),
+    )  # fmt: skip
+    choice = choose(Flow({v.name: v for v in values}, 1000.0), Limits(least_bytes=1, time_share=1.0))
+    assert choice.cones == () and choice.kept == ("q", "k")

@@ -276,24 +276,27 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
 
 
 def _slowest(flow: Flow, cones: list[Cone], limits: Limits) -> dict[str, Cone]:
-    """What to keep after all, with the cones that free least bytes for their time: half of what exceeds the limit, so
-    that others become cheaper. Those of one storage go together; those that a value is kept for share its bytes."""
+    """What to keep after all, with the cones that free no bytes, or least for their time: half of what exceeds the
+    limit, so that others become cheaper. Those of one storage go together; those that a value is kept for share its
+    bytes."""
     shares = Counter(n for cone in cones for n in cone.extra_leaves)
     storages: dict[int, list[Cone]] = {}
     for cone in cones:
         storages.setdefault(flow.values[cone.root].storage, []).append(cone)
 
-    def worth(group: list[Cone]) -> float:
+    def freed(group: list[Cone]) -> float:
         extra = sum(flow.values[n].weight / shares[n] for cone in group for n in cone.extra_leaves)
-        return (sum(cone.saved_bytes for cone in group) - extra) / max(sum(cone.time_s for cone in group), 1e-12)
+        return sum(cone.saved_bytes for cone in group) - extra
+
+    def time_s(group: list[Cone]) -> float:
+        return sum(cone.time_s for cone in group)
 
     found: dict[str, Cone] = {}
     over_s = (sum(cone.time_s for cone in cones) - limits.time_share * flow.step_s) / 2
-    for group in sorted(storages.values(), key=worth):
-        if over_s <= 0:
-            break
-        found |= {flow.base(flow.values[cone.root]).name: cone for cone in group}
-        over_s -= sum(cone.time_s for cone in group)
+    for group in sorted(storages.values(), key=lambda group: freed(group) / max(time_s(group), 1e-12)):
+        if over_s > 0 or freed(group) <= 0 < time_s(group):
+            found |= {flow.base(flow.values[cone.root]).name: cone for cone in group}
+            over_s -= time_s(group)
     return found
 
 
