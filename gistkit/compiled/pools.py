@@ -26,12 +26,13 @@ _ALIASES = (aten.alias.default, aten.detach.default)
 
 
 def lay_out_stand_ins(pair: Pair) -> None:
-    """Give the stand-ins of max-pools' inputs the strides that the inputs have. Inductor lays a pool's gradient out as
-    the pool's input is, and copies it for the convolution behind where that is not channels_last."""
-    for node in pair.backward.graph.find_nodes(op="call_function", target=_POOL):
-        layout, x = strides(pair, value(node)), node.args[1]
-        if x.target is aten.expand.default and value(node).dim() == 4 and layout and layout[1] == 1:
-            stand_in(pair, node, value(node))
+    """Give the stand-ins of pools' inputs the strides that the inputs have. Inductor lays a pool's gradient out as the
+    pool's input is, and the convolution behind copies it where that is not channels_last."""
+    for node in list(pair.backward.graph.nodes):
+        if node.target in _SHAPE_ONLY and node.args[1].target is aten.expand.default and value(node).dim() == 4:
+            layout = strides(pair, value(node))
+            if layout and layout[1] == 1:
+                stand_in(pair, node, value(node))
 
 
 def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 
 from gistkit.compiled.edit import encode
 from gistkit.compiled.forms import packing
@@ -56,3 +57,19 @@ def test_stand_ins_lie_as_the_input_does():
         assert [n.args[1].meta["val"].stride(1) for n in pools(pair)] == [1, 1]
 
     run_edited(edit, model, x, y)  # of another layout, so sums may differ in their last bits
+
+
+def test_an_average_pools_gradient_lies_as_its_input_does():
+    """Else the convolution before it copies the gradient, as in DenseNet's transitions."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Conv2d(8, 4, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model, last = nn.Sequential(*layers), torch.channels_last
+    x, y = torch.randn(4, 3, 18, 18).contiguous(memory_format=last), torch.randint(4, (4,))
+
+    def edit(pair):
+        assert shape_only_operands(pair.backward.graph) == 1
+        lay_out_stand_ins(pair)
+        (pool,) = pair.backward.graph.find_nodes(op="call_function", target=aten.avg_pool2d_backward.default)
+        assert pool.args[1].meta["val"].is_contiguous(memory_format=last)
+
+    run_edited(edit, model, x, y)
