@@ -2,8 +2,8 @@
 
     python -m bench.table README.md ROWS.jsonl... [--check]
 
-Each ``<!-- bench:step -->`` ... ``<!-- /bench:step -->`` in the file is filled with the table of the rows of steps,
-``bench:training`` with that of steps that do not wait and of CUDA graphs,
+Each ``<!-- bench:training -->`` ... ``<!-- /bench:training -->`` in the file is filled with the table of the rows of
+steps that do not wait and of CUDA graphs,
 ``bench:compiled`` with that of compiled steps, a line a network, ``bench:compiled-rows`` with a line a step: of each
 the last commit whose rows have plain ``torch.compile`` too;
 ``bench:prediction`` with those of steps under budgets, a network each, the newest row of each.
@@ -20,7 +20,6 @@ from typing import Any
 
 from bench.budget_table import network_tables, newest, verdict
 from bench.rows import read
-from gistkit.benchmark.measure import MIB
 
 Row = dict[str, Any]
 
@@ -29,23 +28,6 @@ def markdown(header: list[str], lines: list[list[str]], left: int) -> str:
     """A Markdown table whose first ``left`` columns are text and the others numbers."""
     rule = ["---"] * left + ["--:"] * (len(header) - left)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *lines])
-
-
-def step_table(rows: list[Row]) -> str:
-    """Kept bytes and peak of a training step, each against plain PyTorch; times too where a GPU was timed."""
-    timed = all(r.get("gpu") for r in rows)
-    header = ["network", "dtype", "step", "kept, MiB", "peak, MiB", *(["time, ms"] if timed else []), "loss bit-equal"]
-    lines = [_step_line(r, timed, len(header)) for r in rows]
-    r = rows[0]
-    return f"{markdown(header, lines, 3)}\n\n{conditions(rows)}, batch {r['batch']}, {r['image']}² images."
-
-
-def _step_line(r: Row, timed: bool, width: int) -> list[str]:
-    cells = [r["model"], r["dtype"], r["variant"]]
-    if "error" in r:
-        return [*cells, "failed", *[""] * (width - 4)]
-    cells += [_against(r[f"{k}_bytes"] / MIB, r.get(f"{k}_ratio")) for k in ("kept", "peak")]
-    return [*cells, *([_time(r)] if timed else []), {True: "yes", False: "no", None: ""}[r.get("loss_equals_plain")]]
 
 
 PLAIN = "compile deterministic"
@@ -145,17 +127,6 @@ def budget_tables(rows: list[Row]) -> str:
     return "\n\n".join([*tables, f"{keys} {verdict(rows)}", f"{conditions(rows)}."])
 
 
-def _against(value: float, ratio: float | None) -> str:
-    return (
-        f"{value:,.1f}" if ratio is None else f"{value:,.1f} ({ratio:.2f}x less)" if ratio > 1.005 else f"{value:,.1f}"
-    )
-
-
-def _time(r: Row) -> str:
-    slowdown = r.get("slowdown")
-    return f"{1e3 * r['median_s']:.1f}" + ("" if slowdown in (None, 1.0) else f" ({100 * (slowdown - 1):+.0f} %)")
-
-
 def conditions(rows: list[Row]) -> str:
     """Where and with what the rows were measured; every machine and version that occurs."""
     places = {r["gpu"] or f"CPU ({r['cpu']})" for r in rows}
@@ -167,7 +138,7 @@ def conditions(rows: list[Row]) -> str:
 
 
 TABLES = {
-    "step": ("step", step_table), "training": ("training", training_table), "prediction": ("prediction", budget_tables),
+    "training": ("training", training_table), "prediction": ("prediction", budget_tables),
     "compiled": ("compiled", compiled_table), "compiled-rows": ("compiled", compiled_rows_table),
 }  # fmt: skip
 """By marker, the kind of rows and the table of them."""

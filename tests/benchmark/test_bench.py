@@ -49,28 +49,7 @@ def test_bit_equality_sees_zeros_signs_and_nan():
     assert measure.difference(zero, (zero, zero)) == "1 tensors instead of 2"
 
 
-def _step(variant: str, **more) -> dict:
-    places = {"gpu": "H200", "cpu": "", "torch": "2.11", "triton": "3.6", "commit": "a"}
-    places["time_utc"] = "2026-11-20T00:00:00"
-    sizes = {"model": "vgg16", "dtype": "float32", "batch": 64, "image": 224, "kept_bytes": 2**30, "peak_bytes": 2**31}
-    return {"kind": "step", "variant": variant, "median_s": 0.1, **places, **sizes, **more}
-
-
-def test_table_fills_its_markers_and_nothing_else():
-    text = "before\n<!-- bench:step -->\nold\n<!-- /bench:step -->\nafter\n"
-    ours = {"kept_ratio": 3.3, "peak_ratio": 1.0, "slowdown": 1.05, "loss_equals_plain": True, "kept_bytes": 2**28}
-    rows = [_step("plain"), _step("gistkit", **ours), _step("compile", error="no compiler")]
-    done = table.filled(text, rows)
-    assert done.startswith("before\n<!-- bench:step -->\n| network") and done.endswith("<!-- /bench:step -->\nafter\n")
-    assert "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | 100.0 (+5 %) | yes |" in done
-    assert "| compile | failed |" in done and "old" not in done
-    assert "H200, torch 2.11, triton 3.6, 2026-11-20, commit a, batch 64, 224² images." in done
-    assert table.filled(done, rows) == done
-    on_cpu = table.filled(text, [_step("plain", gpu="", cpu="x86_64"), _step("gistkit", gpu="", cpu="x86_64", **ours)])
-    assert "time" not in on_cpu and "| vgg16 | float32 | gistkit | 256.0 (3.30x less) | 2,048.0 | yes |" in on_cpu
-
-
-def test_table_of_compiled_steps_compares_within_a_commit():
+def test_table_fills_its_markers_and_compares_compiled_steps_within_a_commit():
     def row(variant, commit, kept, **more):
         places = {"gpu": "H200", "cpu": "", "torch": "2.11", "triton": "3.6", "time_utc": "2026-11-24", "mode": ""}
         sizes = {"kept_mib": kept, "peak_mib": 2 * kept, "device_ms": 10.0, "repeats": 4}
@@ -79,7 +58,9 @@ def test_table_of_compiled_steps_compares_within_a_commit():
 
     rows = [row("compile deterministic", "a", 100.0), row("gistkit fp8s", "a", 25.0)]
     rows += [row("compile deterministic", "b", 80.0), row("gistkit deterministic", "b", 40.0, equal=4, of=4)]
-    done = table.filled("<!-- bench:compiled-rows -->\n<!-- /bench:compiled-rows -->\n", rows)
+    done = table.filled("before\n<!-- bench:compiled-rows -->\nold\n<!-- /bench:compiled-rows -->\nafter\n", rows)
+    assert done.startswith("before\n<!-- bench:compiled-rows -->\n| network") and "old" not in done
+    assert done.endswith("<!-- /bench:compiled-rows -->\nafter\n") and table.filled(done, rows) == done
     assert "| bitwise | 80 → 40 (2.00x less) | 160 → 80 (2.00x less) | 10.0 → 10.0 (+0 %) | 4 of 4 |" in done
     assert "| fp8s | 100 → 25 (4.00x less) |" in done and "commit a / b" in done
     done = table.filled("<!-- bench:compiled -->\n<!-- /bench:compiled -->\n", rows)
