@@ -27,13 +27,10 @@ it rounds to fp32's own grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 import torch
 
-from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, scale_count
-from gistkit.kernels.layout import code_count, code_dtype
+from gistkit.formats import FLOAT_FORMATS, SCALE_BLOCK, FloatFormat, ceil_div, fp10_words, scale_count
+from gistkit.kernels.layout import bits_of, code_dtype
 
 # a multiple of SCALE_BLOCK; a handful of int32 temporaries of this length live at a time
 BLOCK = 1 << 18
@@ -41,19 +38,7 @@ _MAGNITUDE = 0x7FFFFFFF
 _INFINITY = 0x7F800000
 
 
-class _Pattern(NamedTuple):
-    """A dtype's integer view, its quiet NaN and the place of its sign."""
-
-    int_type: torch.dtype
-    quiet_nan: int
-    sign_bit: int
-
-
-_PATTERN = {
-    torch.float32: _Pattern(torch.int32, 0x7FC00000, 31),
-    torch.bfloat16: _Pattern(torch.int16, 0x7FC0, 15),
-    torch.float16: _Pattern(torch.int16, 0x7E00, 15),
-}
+_QUIET_NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
 
 
 def _magnitude(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +56,7 @@ def _round_mantissa(magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
 def _finish(code: torch.Tensor, x: torch.Tensor, magnitude: torch.Tensor, f: FloatFormat) -> torch.Tensor:
     """Clamp, put the NaN and the sign in; the sign from x's own pattern, as widening a NaN may lose it."""
     code.clamp_(max=f.max_code).masked_fill_(magnitude > _INFINITY, f.nan_code)
-    sign = (x.view(_PATTERN[x.dtype].int_type) < 0).to(torch.int32)
+    sign = (bits_of(x) < 0).to(torch.int32)
     return code.bitwise_or_(sign.bitwise_left_shift_(f.bits - 1)).to(code_dtype(f.name, packed=False))
 
 
@@ -122,9 +107,9 @@ def from_codes(
         value.clamp_(max=torch.finfo(dtype).max)
     value = value.to(dtype)
     # sign and NaN go in as bits: a cast of NaN keeps neither sign nor payload
-    pattern = _PATTERN[dtype]
-    bits = value.view(pattern.int_type).masked_fill_(code >= f.first_nan_code, pattern.quiet_nan)
-    bits.bitwise_or_(wide.bitwise_right_shift(f.bits - 1).bitwise_left_shift_(pattern.sign_bit).to(pattern.int_type))
+    bits = bits_of(value).masked_fill_(code >= f.first_nan_code, _QUIET_NAN[dtype])
+    sign = wide.bitwise_right_shift(f.bits - 1).bitwise_left_shift_(8 * dtype.itemsize - 1)
+    bits.bitwise_or_(sign.to(bits.dtype))
     return value
 
 
@@ -156,55 +141,33 @@ def element_exponents(exponents: torch.Tensor, start: int, stop: int, scaling: s
 def narrow_encode(x: torch.Tensor, fmt: str, scaling: str) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes, uint8[scale_count(n, scaling)] exponent bytes) of x fp32/bf16/fp16[n]. Codes: int16[n] for ``fp16``,
     int32[fp10_words(n)] for ``fp10``, uint8[n] for ``fp8``."""
-    exponents = scale_exponents(x, fmt, scaling)
-    codes = x.new_zeros((code_count(fmt, x.numel()),), dtype=code_dtype(fmt))
-    for plane, first, start, stop in _parts(x.numel(), fmt):
-        each = element_exponents(exponents, start, stop, scaling)
-        part = to_codes(x[start:stop], fmt) if each is None else _scaled_codes(x[start:stop], each, FLOAT_FORMATS[fmt])
-        _put(codes, part, plane, start - first, fmt)
-    return codes, exponents
+    exponents, f = scale_exponents(x, fmt, scaling), FLOAT_FORMATS[fmt]
+    codes = x.new_empty(x.shape, dtype=code_dtype(fmt, packed=False))
+    for start in range(0, x.numel(), BLOCK):
+        part = x[start : start + BLOCK]
+        each = element_exponents(exponents, start, start + part.numel(), scaling)
+        codes[start : start + BLOCK] = to_codes(part, fmt) if each is None else _scaled_codes(part, each, f)
+    return fp10_pack(codes) if fmt == "fp10" else codes, exponents
 
 
 def narrow_decode(codes, exponents, n: int, dtype: torch.dtype, fmt: str, scaling: str) -> torch.Tensor:
     """dtype[n] from what :func:`narrow_encode` made with the same fmt and scaling."""
+    codes = fp10_unpack(codes, n) if fmt == "fp10" else codes
     x = codes.new_empty((n,), dtype=dtype)
-    for plane, first, start, stop in _parts(n, fmt):
-        part = codes[start - first : stop - first]
-        part = part.bitwise_right_shift(10 * plane).bitwise_and_(0x3FF) if fmt == "fp10" else part
-        x[start:stop] = from_codes(part, fmt, dtype, element_exponents(exponents, start, stop, scaling))
+    for start in range(0, n, BLOCK):
+        part = codes[start : start + BLOCK]
+        each = element_exponents(exponents, start, start + part.numel(), scaling)
+        x[start : start + BLOCK] = from_codes(part, fmt, dtype, each)
     return x
-
-
-def _put(codes: torch.Tensor, part: torch.Tensor, plane: int, start: int, fmt: str) -> None:
-    """Write a part's codes, in their plane of fp10's words, from item ``start`` on."""
-    items = codes[start : start + part.numel()]
-    if fmt == "fp10":
-        items.bitwise_or_(part.to(torch.int32).bitwise_left_shift_(10 * plane))
-    else:
-        items.copy_(part)
-
-
-def _parts(n: int, fmt: str) -> Iterator[tuple[int, int, int, int]]:
-    """(plane, its first element, start, stop) of n elements' blocks: element i is item i - first; fp10 has 3 planes."""
-    size = code_count(fmt, n)
-    for plane in range(3 if fmt == "fp10" else 1):
-        first = plane * size
-        end = min(first + size, n)
-        for start in range(first, end, BLOCK):
-            yield plane, first, start, min(start + BLOCK, end)
 
 
 def fp10_pack(codes: torch.Tensor) -> torch.Tensor:
     """int32[fp10_words(n)] words in plane layout from unpacked int16[n] codes."""
-    words = codes.new_zeros((code_count("fp10", codes.numel()),), dtype=torch.int32)
-    for plane, first, start, stop in _parts(codes.numel(), "fp10"):
-        _put(words, codes[start:stop], plane, start - first, "fp10")
-    return words
+    n, words = codes.numel(), fp10_words(codes.numel())
+    planes = torch.nn.functional.pad(codes, (0, 3 * words - n)).view(3, words).to(torch.int32)
+    return planes[0] | planes[1] << 10 | planes[2] << 20
 
 
 def fp10_unpack(words: torch.Tensor, n: int) -> torch.Tensor:
     """int16[n] codes from the words of :func:`fp10_pack`."""
-    codes = words.new_empty((n,), dtype=torch.int16)
-    for plane, first, start, stop in _parts(n, "fp10"):
-        codes[start:stop] = words[start - first : stop - first].bitwise_right_shift(10 * plane).bitwise_and_(0x3FF)
-    return codes
+    return torch.cat([(words >> 10 * plane & 0x3FF).to(torch.int16) for plane in range(3)])[:n]

@@ -202,28 +202,16 @@ def _placed(positions: Iterator[np.ndarray], items: torch.Tensor, n: int) -> tor
     return x
 
 
-def _masked(grad: torch.Tensor, result: torch.Tensor, positions: Iterator[np.ndarray], blocked: np.ndarray) -> None:
-    """grad at the positions that are not blocked, +0 elsewhere; the result may be grad itself."""
-    source, target, done, any_blocked = _array(grad), _array(result), 0, bool(blocked.any())
-    n, zeroed = grad.numel(), 0
-    for piece in positions:
-        stop = done + piece.size
-        passing = piece[~blocked[done:stop]] if any_blocked else piece
-        kept = source[passing]
-        if piece.size:  # positions ascend
-            last = int(piece[-1]) + 1
-            target[zeroed:last] = 0
-            target[passing], zeroed = kept, last
-        done = stop
-    target[zeroed:n] = 0
-
-
 def _relu_backward(layout, grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """out = grad where an element was stored that is not a negative zero, else +0: ReLU's backward from its output.
     Exact under lossy formats too: a small positive value may have the code +0, but its bit is set. out may be grad."""
     positions, items = _read(layout, index, counts, values, grad.numel(), fmt, packed, spill)
-    bits = _array(items)
-    _masked(grad, out, positions, bits == (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt]))
+    bits, passing, done = _array(items), np.zeros(grad.numel(), dtype=np.bool_), 0
+    kept = bits != (np.iinfo(bits.dtype).min if fmt == "raw" else _SIGN_CODES[fmt])
+    for piece in positions:
+        passing[piece] = kept[done : done + piece.size]
+        done += piece.size
+    np.multiply(_array(grad), passing, out=_array(out))  # of bit patterns: each as it is, or 0
 
 
 zvc_relu_backward = partial(_relu_backward, "zvc")
