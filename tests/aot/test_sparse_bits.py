@@ -163,13 +163,11 @@ def test_encoding_and_operators(codec, dtype, fmt, scaling, n, device):
 class EmulatedReady:
     """In place of Ready: every launch is a first one."""
 
-    def __init__(self, kernel, device, num_warps=4, **constexprs):
-        self._kernel, self._constexprs = kernel, constexprs
+    def __init__(self, kernel, device, num_warps=4, dtypes=(), **constexprs):
+        self._kernel, self._dtypes, self._constexprs = kernel, dtypes, constexprs
 
-    def at(self, *_):
-        return False
-
-    def first(self, programs, tensors, numbers):
+    def __call__(self, programs, numbers, *tensors):
+        tensors = [t.view(dtype) for t, dtype in zip(tensors, self._dtypes, strict=True)]
         if self._kernel is not ends_kernel:
             return emulated(self._kernel, programs, tensors[0], *tensors, *numbers, **self._constexprs)
         counts, _, ends, _, _, total = tensors  # four warps; all of it has room in the arrays here

@@ -116,12 +116,21 @@ def launch_tiles(kernel: Any, x: torch.Tensor, *args: Any, **constexprs: Any) ->
 
 class Ready:
     """Launches of ``kernel`` on the device of that number, with these constants; the tensors' dtypes are always the
-    same. Programs and numbers (the arguments after the tensors) may differ where the kernel specialises on none."""
+    same, and seen by the kernel as ``dtypes`` where given. Programs and numbers (the arguments after the tensors) may
+    differ where the kernel specialises on none."""
 
-    __slots__ = ("_constexprs", "_device", "_found", "_kernel", "_num_warps", "_rest", "_wide")
+    __slots__ = ("_constexprs", "_device", "_dtypes", "_found", "_kernel", "_num_warps", "_rest", "_wide")
 
-    def __init__(self, kernel: Any, device: int, num_warps: int = NUM_WARPS, **constexprs: Any) -> None:
+    def __init__(
+        self,
+        kernel: Any,
+        device: int,
+        num_warps: int = NUM_WARPS,
+        dtypes: Sequence[torch.dtype] = (),
+        **constexprs: Any,
+    ) -> None:
         self._kernel, self._device, self._num_warps, self._constexprs = kernel, device, num_warps, constexprs
+        self._dtypes = dtypes
         self._found: tuple = ()
         self._rest: tuple = ()
         self._wide: list[int] = []
@@ -129,7 +138,8 @@ class Ready:
     def __call__(self, programs: int, numbers: Sequence[int], *tensors: torch.Tensor) -> None:
         """Launch for these tensors, on the current stream."""
         if not self.at(programs, [t.data_ptr() for t in tensors], numbers):
-            self.first(programs, [t.detach() for t in tensors], numbers)
+            seen = zip(tensors, self._dtypes, strict=True) if self._dtypes else ((t, t.dtype) for t in tensors)
+            self.first(programs, [t.detach().view(dtype) for t, dtype in seen], numbers)
 
     def at(
         self, programs: int, addresses: Sequence[int], numbers: Sequence[int], stream: int | None = None

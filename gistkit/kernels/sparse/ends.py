@@ -104,6 +104,12 @@ def ends_kernel(
         tl.store(ends_ptr + first + place, ends, place < left)
 
 
+def rounds(slots: int) -> dict[str, int]:
+    """How the kernel is to add up what lies before a group: all counts where they are few, else groups' sums."""
+    each, items = (GROUP, COUNTS_A_ROUND) if slots <= FEW else (1, SUMS_A_ROUND)
+    return {"GROUP": GROUP, "EACH": each, "ROUND": items}
+
+
 def ends(
     counts: torch.Tensor, stride: int = 0, values: torch.Tensor | None = None, spill: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -111,15 +117,13 @@ def ends(
     of ``stride`` elements that have no room in ``values`` redirected. Does not synchronise."""
     n = counts.numel()
     ends = torch.empty((n,), dtype=torch.int64, device=counts.device)
-    groups = ceil_div(n, GROUP)
-    if n <= FEW:
-        before, each, items = counts, GROUP, COUNTS_A_ROUND
-    else:
-        before, each, items = torch.empty((groups,), dtype=torch.int32, device=counts.device), 1, SUMS_A_ROUND
+    groups, before = ceil_div(n, GROUP), counts
+    if n > FEW:
+        before = torch.empty((groups,), dtype=torch.int32, device=counts.device)
         launch(sums_kernel, groups, counts, counts, before, n, GROUP=GROUP)
     launch(
         ends_kernel, groups, counts, counts, before, ends, counts if values is None else bits_of(values),
-        counts if spill is None else spill, ends, n, 0 if values is None else values.numel(), GROUP=GROUP,
-        EACH=each, ROUND=items, SPILL=0 if spill is None else spilling.group_slots(stride), TOTAL=False,
+        counts if spill is None else spill, ends, n, 0 if values is None else values.numel(),
+        SPILL=0 if spill is None else spilling.group_slots(stride), TOTAL=False, **rounds(n),
     )  # fmt: skip
     return ends

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from gistkit.formats import ZVC_SLOT, ZVC_WORDS, ceil_div
-from gistkit.kernels.launch.tiling import Ready
+from gistkit.kernels.launch.tiling import NUM_WARPS, Ready
 from gistkit.kernels.layout import BIT_DTYPES, value_dtype
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
-from gistkit.kernels.sparse.ends import COUNTS_A_ROUND, FEW, GROUP, SUMS_A_ROUND, ends_kernel, sums_kernel
+from gistkit.kernels.sparse.ends import FEW, GROUP, ends_kernel, rounds, sums_kernel
 from gistkit.kernels.sparse.operators import PIECES, RUN, UNBOUNDED, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.values import TRITON_DTYPES
@@ -38,57 +38,52 @@ class ZvcLaunches:
         bits, items, size = BIT_DTYPES[dtype.itemsize], BIT_DTYPES[values.itemsize], values.itemsize
         u8, i16, i64, index = torch.uint8, torch.int16, torch.int64, self._none.get_device()
 
-        def ready(kernel: Any, dtypes: tuple[torch.dtype, ...], **constants: Any) -> _Launch:
-            return _Launch(Ready(kernel, index, 1, **constants), dtypes)
+        def ready(kernel: Any, *dtypes: torch.dtype, num_warps: int = 1, **constants: Any) -> Ready:
+            return Ready(kernel, index, num_warps, dtypes, **constants)
 
         form = {"FMT": fmt, "PACKED": True, "WIDE": True, "WHOLE": whole, "ASM": asm}
         decoded = bits if fmt == "raw" else dtype
-        self._encode = ready(zvc_encode_kernel, (bits, u8, i16, items), FMT=fmt, DTYPE=element, WIDE=whole, ASM=asm)
-        self._decode = ready(
-            zvc_decode_kernel, (decoded, u8, i16, i64, items, u8), SCALING="none", DTYPE=element, **form
-        )
-        self._backward = ready(zvc_backward_kernel, (bits, bits, u8, i16, i64, items), GRAD_WIDE=whole, **form)
+        self._encode = ready(zvc_encode_kernel, bits, u8, i16, items, FMT=fmt, DTYPE=element, WIDE=whole, ASM=asm)
+        self._decode = ready(zvc_decode_kernel, decoded, u8, i16, i64, items, u8, SCALING="none", DTYPE=element, **form)
+        self._backward = ready(zvc_backward_kernel, bits, bits, u8, i16, i64, items, GRAD_WIDE=whole, **form)
         self._compact = ready(
-            compact_kernel, (items, items, i16, i64, items, items, items), STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS,
+            compact_kernel, items, items, i16, i64, items, items, items, STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS,
             RUN=RUN[size], PIECES=PIECES[size], COLUMNS=False, SPILL=False,
         )  # fmt: skip
-        few = self._slots <= FEW
-        constants: dict[str, Any] = {"GROUP": GROUP}
-        constants |= {"EACH": GROUP, "ROUND": COUNTS_A_ROUND} if few else {"EACH": 1, "ROUND": SUMS_A_ROUND}
-        self._sums = _Launch(Ready(sums_kernel, index, GROUP=GROUP), (i16, torch.int32))
-        self._running = {
-            (spill, total): _Launch(
-                Ready(ends_kernel, index, SPILL=group_slots(ZVC_SLOT) if spill else 0, TOTAL=total, **constants),
-                (i16, i16 if few else torch.int32, i64, items, u8, i64),
+        self._sums = ready(sums_kernel, i16, torch.int32, num_warps=NUM_WARPS, GROUP=GROUP)
+        before = i16 if self._slots <= FEW else torch.int32
+        self._running = {}
+        for spill, total in ((False, False), (True, False), (True, True)):
+            constants = {"SPILL": group_slots(ZVC_SLOT) if spill else 0, "TOTAL": total, **rounds(self._slots)}
+            self._running[spill, total] = ready(
+                ends_kernel, i16, before, i64, items, u8, i64, num_warps=NUM_WARPS, **constants
             )
-            for spill, total in ((False, False), (True, False), (True, True))
-        }
 
     def encode_within(self, x: torch.Tensor, capacity: int, spill: torch.Tensor, count: torch.Tensor) -> Packed:
         """x packed into ``capacity`` values and the spill (:mod:`gistkit.kernels.sparse.spill`); how many elements are
         stored goes to ``count``, an int64 of pinned memory or the device's."""
         words, counts = self._new[0](self._slots * ZVC_WORDS), self._new[1](self._slots)
         scratch = self._new[2](self._slots * ZVC_SLOT)
-        self._encode(self._slots, (x, words, counts, scratch), (self._n,))
+        self._encode(self._slots, (self._n,), x, words, counts, scratch)
         values = self._new[2](capacity)
         ends = self._ends(counts, values, spill, count)
         tensors = (scratch, scratch, counts, ends, values, values, scratch)
-        self._compact(ceil_div(self._slots, ZVC_SLOTS), tensors, (UNBOUNDED, self._slots, 0, 0))
+        self._compact(ceil_div(self._slots, ZVC_SLOTS), (UNBOUNDED, self._slots, 0, 0), *tensors)
         return words, counts, values, self._none
 
     def decode(self, packed: Packed, spill: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
         """out, of the tensor's length and dtype, overwritten by it."""
         words, counts, values, _ = packed
-        tensors = (out, words, counts, self._ends(counts, values, spill), values, counts)
-        self._decode(self._slots, tensors, (self._n, 0))
+        ends = self._ends(counts, values, spill)
+        self._decode(self._slots, (self._n, 0), out, words, counts, ends, values, counts)
         return out
 
     def relu_backward(self, packed: Packed, spill: torch.Tensor | None, grad: torch.Tensor) -> torch.Tensor:
         """ReLU's gradient, in grad's geometry: grad where an element is stored that is not a negative zero, else +0."""
         words, counts, values, _ = packed
         out = torch.empty_like(grad)
-        tensors = (out, grad, words, counts, self._ends(counts, values, spill), values)
-        self._backward(self._slots, tensors, (self._n, 0))
+        ends = self._ends(counts, values, spill)
+        self._backward(self._slots, (self._n, 0), out, grad, words, counts, ends, values)
         return out
 
     def _ends(
@@ -98,23 +93,9 @@ class ZvcLaunches:
         ends, before = self._new[3](self._slots), counts
         if self._slots > FEW:
             before = self._new[4](self._groups)
-            self._sums(self._groups, (counts, before), (self._slots,))
+            self._sums(self._groups, (self._slots,), counts, before)
         beside = counts if spill is None else spill
-        tensors = (counts, before, ends, values, beside, ends if count is None else count)
-        numbers = (self._slots, 0 if spill is None else values.numel())
-        self._running[spill is not None, count is not None](self._groups, tensors, numbers)
+        numbers, total = (self._slots, 0 if spill is None else values.numel()), ends if count is None else count
+        running = self._running[spill is not None, count is not None]
+        running(self._groups, numbers, counts, before, ends, values, beside, total)
         return ends
-
-
-class _Launch:
-    """A launch, and as what dtypes its kernel sees its tensors."""
-
-    __slots__ = ("_dtypes", "_ready")
-
-    def __init__(self, ready: Ready, dtypes: tuple[torch.dtype, ...]) -> None:
-        self._ready, self._dtypes = ready, dtypes
-
-    def __call__(self, programs: int, tensors: tuple[torch.Tensor, ...], numbers: tuple[int, ...]) -> None:
-        if not self._ready.at(programs, [t.data_ptr() for t in tensors], numbers):
-            seen = [t.view(dtype) for t, dtype in zip(tensors, self._dtypes, strict=True)]
-            self._ready.first(programs, seen, numbers)
