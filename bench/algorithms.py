@@ -1,4 +1,4 @@
-"""cuDNN's engine plans for convolutions, a row each, PyTorch's own first: python -m bench.algorithms --out ROWS.jsonl
+"""cuDNN's engines for convolutions, a row each, PyTorch's own first: python -m bench.algorithms --out ROWS.jsonl
 
 Of VGG-16's convolutions conv1_2, conv2_2 and conv4_2 (or --layers), by batch, precision, memory format and task: name,
 workspace, milliseconds (median), and whether the result is PyTorch's bit for bit, else the largest difference as a
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from bench.rows import environment, utc
-from gistkit.kernels import ConvTask, conv_task, engine_plans, engines_missing, run_engine_plan
+from gistkit.kernels import ConvTask, conv_task, engines, engines_missing, run_engine_plan
 
 LAYERS = {"conv1_2": (64, 64, 224), "conv2_2": (128, 128, 112), "conv4_2": (512, 512, 28)}
 """Input and output channels, side; 3x3 with padding 1."""
@@ -77,7 +77,7 @@ def _rows(layer: str, batch: int, precision: str, layout: str, runs: int) -> Ite
             own = pytorchs(task, x, weight, dy)
             expected, row = _measured(own, runs)
             yield {"part": part, "name": "pytorch", **row}
-            for plan in engine_plans(task):
+            for plan in engines(task):
                 told = {"part": part, "name": plan.name, "workspace_mib": plan.workspace_bytes / 2**20}
                 try:
                     result, row = _measured(partial(run_engine_plan, task, plan.name, first, second), runs)

@@ -7,7 +7,6 @@ from gistkit.kernels.cudnn_convolutions import (
     ConvTask,
     EnginePlan,
     conv_task,
-    engine_plans,
     engines,
     engines_missing,
     run_engine_plan,

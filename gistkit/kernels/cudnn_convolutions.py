@@ -1,11 +1,11 @@
-"""A convolution's three tasks under a cuDNN engine plan chosen by name (the extra ``cudnn``, nvidia-cudnn-frontend).
+"""A convolution's three tasks under a cuDNN engine chosen by name (the extra ``cudnn``, nvidia-cudnn-frontend).
 
-PyTorch takes the first plan of cuDNN's heuristics that its settings admit. Here every such plan can be listed, with its
-workspace, and run: the heuristics' modes A and FALLBACK. Left out is what PyTorch leaves out (inputs converted to a
-narrower dtype; tensor cores for fp32 where TF32 is off; under deterministic algorithms what is not), and what does more
-than add the same products in another order (Winograd, FFT, sums in less than fp32): results are ``reassociated``.
-A plan is named as cuDNN names it, engine and knobs, with ``:`` for ``=``: ``eng68_k2:5_k13:0``. ``engine68`` is the
-first of an engine's plans by the heuristics, whatever its knobs, which change with the number of rows.
+PyTorch takes the first plan of cuDNN's heuristics that its settings admit. Here the first plan of every engine that the
+heuristics have (modes A and FALLBACK) can be listed, with its workspace, and run. Left out is what PyTorch leaves out
+(inputs converted to a narrower dtype; tensor cores for fp32 where TF32 is off; under deterministic algorithms what is
+not), and what does more than add the same products in another order (Winograd, FFT, sums in less than fp32): results
+are ``reassociated``. Engines are named as cuDNN numbers them, ``engine68``; an engine's knobs are its first plan's, as
+they change with the number of rows.
 
 Graphs and handles belong to a thread: cuDNN's handles may not be shared, and autograd runs backward in its own.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -55,7 +54,7 @@ def engines_missing() -> str:
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """One way to run a task: its name, and the bytes that it needs beside its operands while it runs."""
+    """An engine's way to run a task: its name, and the bytes that it needs beside its operands while it runs."""
 
     name: str
     workspace_bytes: int
@@ -111,30 +110,20 @@ def conv_task(
     return ConvTask(part, tuple(x), tuple(weight), y, *where, channels_last, tf32, deterministic)
 
 
-def engine_plans(task: ConvTask) -> tuple[EnginePlan, ...]:
-    """The plans that can run the task, in the order of cuDNN's heuristics; none where cuDNN has none, or the device,
-    dtype or size is not taken. Raises RuntimeError, with :func:`engines_missing`, where the package is missing."""
-    return _named(task, lambda name: not name.startswith(ENGINE))
-
-
 def engines(task: ConvTask) -> tuple[EnginePlan, ...]:
-    """The first plan of every engine, under the engine's name; otherwise as :func:`engine_plans`."""
-    return _named(task, lambda name: name.startswith(ENGINE))
-
-
-def _named(task: ConvTask, wanted: Callable[[str], bool]) -> tuple[EnginePlan, ...]:
+    """The engines that can run the task, in the order of cuDNN's heuristics; none where cuDNN has none, or the device,
+    dtype or size is not taken. Raises RuntimeError, with :func:`engines_missing`, where the package is missing."""
     if task.device.type not in DEVICES or task.dtype not in DTYPES or max(map(math.prod, task.shapes)) >= 2**31:
         return ()  # above, PyTorch cuts the batch
     with _on(task.device):
         graph = _LOCAL.graph(task)
-    plans = graph.plans if graph else {}
-    return tuple(EnginePlan(name, nbytes) for name, (_, nbytes) in plans.items() if wanted(name))
+    return tuple(EnginePlan(name, nbytes) for name, (_, nbytes) in graph.plans.items()) if graph else ()
 
 
 def run_engine_plan(task: ConvTask, name: str, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """The task's result under the named plan or engine, on the current stream; operands as :attr:`ConvTask.shapes`.
-    What has another memory format or alignment is copied first, as PyTorch does. Does not synchronise. Raises
-    ValueError for a name that the task has no plan of."""
+    """The task's result under the named engine, on the current stream; operands as :attr:`ConvTask.shapes`. What has
+    another memory format or alignment is copied first, as PyTorch does. Does not synchronise. Raises ValueError for an
+    engine that the task has not."""
     with _on(task.device):
         graph = _LOCAL.graph(task)
         if graph is not None and name in graph.plans:
@@ -143,10 +132,10 @@ def run_engine_plan(task: ConvTask, name: str, first: torch.Tensor, second: torc
             result = torch.empty(task.shapes[2], **made)
             graph.run(name, (*operands, result), _LOCAL.handle(task.device))
             return result
-    known = ", ".join(p.name for p in (engines if name.startswith(ENGINE) else engine_plans)(task)) or "none"
+    known = ", ".join(engine.name for engine in engines(task)) or "none"
     raise ValueError(
-        f"cuDNN has no engine plan {name!r} for the {task.part} of a convolution of {task.x} by {task.weight}; it has "
-        f"{known}: plan again on this machine"
+        f"cuDNN has no {name!r} for the {task.part} of a convolution of {task.x} by {task.weight}; it has {known}: "
+        "plan again on this machine"
     )
 
 
@@ -161,7 +150,7 @@ def _as(t: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
 
 
 class _Graph:
-    """A task's graph, and by name its plans that build: index and bytes of workspace."""
+    """A task's graph, and by engine the first of its plans that builds: index and bytes of workspace."""
 
     def __init__(self, task: ConvTask, handle: Any) -> None:
         cudnn = import_module("cudnn")
@@ -170,7 +159,8 @@ class _Graph:
         self._graph = graph = cudnn.pygraph(
             io_data_type=kind, intermediate_data_type=kinds.FLOAT, compute_data_type=kinds.FLOAT, handle=handle
         )
-        strides = [_strides(shape, task.channels_last) for shape in task.shapes]
+        meta = (torch.empty(shape, device="meta", memory_format=task.memory_format) for shape in task.shapes)
+        strides = [list(t.stride()) for t in meta]
         first, second = (
             graph.tensor(dim=list(shape), stride=stride, data_type=kind)
             for shape, stride in zip(task.shapes[:2], strides[:2], strict=True)
@@ -194,14 +184,11 @@ class _Graph:
         graph.deselect_numeric_notes(_left_out(task, cudnn.numerical_note))
         self.plans: dict[str, tuple[int, int]] = {}
         for index in range(graph.get_execution_plan_count()):
-            name = graph.get_plan_name_at_index(index).replace("=", ":")
-            try:
-                graph.build_plan_at_index(index)
-            except cudnn.cudnnGraphNotSupportedError:  # left out, or not for this device
-                continue
-            found = index, graph.get_workspace_size_plan_at_index(index)
-            self.plans.setdefault(name, found)
-            self.plans.setdefault(name.split("_")[0].replace("eng", ENGINE), found)
+            name = graph.get_plan_name_at_index(index).split("_")[0].replace("eng", ENGINE)
+            with suppress(cudnn.cudnnGraphNotSupportedError):  # left out, or not for this device
+                if name not in self.plans:
+                    graph.build_plan_at_index(index)
+                    self.plans[name] = index, graph.get_workspace_size_plan_at_index(index)
 
     def run(self, name: str, tensors: tuple[torch.Tensor, ...], handle: Any) -> None:
         index, nbytes = self.plans[name]
@@ -210,11 +197,6 @@ class _Graph:
         pointers = {made: t.data_ptr() for made, t in zip(self._tensors, tensors, strict=True)}
         address = None if workspace is None else workspace.data_ptr()
         self._graph.execute_plan_at_index(pointers, address, index=index, handle=handle)
-
-
-def _strides(shape: tuple[int, ...], channels_last: bool) -> list[int]:
-    _, c, h, w = shape
-    return [c * h * w, 1, w * c, c] if channels_last else [c * h * w, h * w, w, 1]
 
 
 def _left_out(task: ConvTask, notes: Any) -> list[Any]:
