@@ -146,6 +146,15 @@ def assert_lean(compiled: Compiled, instructions: float, bytes_moved: float) -> 
     assert instructions <= INSTRUCTIONS_PER_BYTE * bytes_moved
 
 
+def assert_wide_addresses(compiled: Compiled) -> None:
+    """The program's number is widened to 64 bits before it is multiplied: it is what a tensor is walked by."""
+    program = re.search(r"mov\.u32\s+(%r\d+), %ctaid\.x", compiled.ptx)
+    assert program
+    lines = (line for line in compiled.ptx.splitlines() if re.search(rf"{program[1]}\b", line))
+    uses = [line for line in lines if "%ctaid" not in line]
+    assert uses and all(re.search(r"\.wide\.|cvt\.\w64", use) for use in uses), uses
+
+
 def per_element(compiled: Compiled | Sequence[str], elements_per_program: int, num_warps: int = 4) -> float:
     """Lane-instructions an element: each of the listing's instructions runs once in every lane of the program."""
     lines = compiled.sass_lines if isinstance(compiled, Compiled) else compiled

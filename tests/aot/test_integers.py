@@ -4,7 +4,7 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS
 from gistkit.kernels.narrow import integers as kernels
-from tests.aot.harness import ITEM_BYTES, compile_kernel, opcode_of, per_element
+from tests.aot.harness import ITEM_BYTES, assert_wide_addresses, compile_kernel, opcode_of, per_element
 
 MOST = {"encode": {"fp32": 21, "bf16": 17.5, "fp16": 17.5}, "decode": {"fp32": 9.5, "bf16": 13.5, "fp16": 9.6}}
 """Instructions an element; an H200 issues about 36 in the time that fp32 takes to come and go, 18 for 16 bits."""
@@ -16,7 +16,9 @@ def build(kernel, dtype: str, bits: int, capability: int, aligned: bool = True):
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     divisible = [name for name in signature if name.endswith("_ptr") or (name == "n" and aligned)]
     constexprs = {"BITS": bits, "ROWS": kernels.ROWS[ITEM_BYTES[dtype]], "ALIGNED": aligned}
-    return compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
+    compiled = compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
+    assert_wide_addresses(compiled)
+    return compiled
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,15 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
 from gistkit.kernels.mask import mask as kernels
-from tests.aot.harness import CAPABILITIES, ITEM_BYTES, Compiled, assert_lean, compile_kernel, per_element
+from tests.aot.harness import (
+    CAPABILITIES,
+    ITEM_BYTES,
+    Compiled,
+    assert_lean,
+    assert_wide_addresses,
+    compile_kernel,
+    per_element,
+)
 
 # both sizes on sm_90; test_relu has the one with the tighter budget on the others
 targets = pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -18,6 +26,7 @@ def build(kernel, dtype: str, capability: int, **constexprs) -> tuple[Compiled, 
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     constexprs |= {"ROWS": rows, "ALIGNED": True}
     compiled = compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS)
+    assert_wide_addresses(compiled)
     return compiled, per_element(compiled, rows * 8, NUM_WARPS)
 
 
@@ -60,5 +69,6 @@ def test_flags_by_words():
     # a copy of single bytes is as fast as memory only with few instructions: half of what an H200 issues on the way
     types, rows = {"words_ptr": "*i32", "mask_ptr": "*i16", "n": "i32"}, kernels.FLAG_ROWS
     compiled = compile_kernel(kernels._pack_flags_kernel, types, {"ROWS": rows}, 90, NUM_WARPS)
+    assert_wide_addresses(compiled)
     assert_lean(compiled, per_element(compiled, rows * kernels.FLAGS, NUM_WARPS), (1 + 1 / 8) / 2)
     assert compiled.loads == compiled.loads_128 == 4

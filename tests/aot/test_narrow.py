@@ -4,7 +4,7 @@ import pytest
 
 from gistkit.kernels.launch.tiling import NUM_WARPS, ROWS
 from gistkit.kernels.narrow import narrow as kernels
-from tests.aot.harness import ITEM_BYTES, Compiled, assert_lean, compile_kernel, per_element
+from tests.aot.harness import ITEM_BYTES, Compiled, assert_lean, assert_wide_addresses, compile_kernel, per_element
 
 CODES = {"fp16": ("*i16", 2), "fp8": ("*u8", 1)}
 
@@ -16,7 +16,9 @@ def build(kernel, dtype: str, fmt: str, capability: int, ragged: bool = False, *
     # as the launcher specialises: lengths of activations are multiples of 16, and fp10's planes always are
     aligned = ("x_ptr", "codes_ptr", "words_ptr", "n", "words")
     divisible = [name for name in aligned if name in signature and not (ragged and name == "n")]
-    return compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
+    compiled = compile_kernel(kernel, signature, constexprs, capability, NUM_WARPS, divisible)
+    assert_wide_addresses(compiled)
+    return compiled
 
 
 def shape(dtype: str, fmt: str, scaled: bool) -> dict:
