@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from gistkit import formats
 from gistkit.codecs import CODECS, Sparse
 from gistkit.errors import GistError
-from gistkit.kernels import ops
-from gistkit.kernels.reference import sparse as reference
 from gistkit.kernels.sparse.spill import GROUP
 from tests.support.tensors import FLOATS, bits, float_values, plain_nan, same_bits, tensors
 
@@ -162,28 +160,3 @@ def test_codecs_whose_packed_values_depend_on_their_number_refuse():
     for name in SPARSE.keys() - WITHIN.keys():
         with pytest.raises(GistError, match=f"codec {name.replace('+', '.')}: begin_within .*; use begin and settle"):
             SPARSE[name].begin_within(torch.ones(9), 8, torch.empty(99_999, dtype=torch.uint8), count())
-
-
-def operator_cases():
-    x = torch.arange(1.0, 2 * GROUP + 1)
-    for name in ("zvc", "csr"):
-        codec = WITHIN[name]
-        spill = torch.zeros(codec.spill_bytes(x.numel(), x.dtype, GROUP + 8), dtype=torch.uint8)
-        payload = codec.begin_within(x, GROUP + 8, spill, count()).payload
-        index, counts, scratch = getattr(reference, f"{name}_encode")(x, "raw")
-        form = ("raw", "none", True, spill)
-        if name == "zvc":
-            yield "compact", (scratch, counts, 1024, GROUP + 8, spill)
-        else:
-            yield "csr_compact", (index, scratch, counts, GROUP + 8, spill)
-        yield f"{name}_decode", (*payload, x.numel(), x.dtype, *form)
-        yield f"{name}_relu_backward", (x, *payload, x.clone(), *form)
-
-
-@pytest.mark.parametrize("name, args", list(operator_cases()), ids=lambda v: v if isinstance(v, str) else "")
-def test_operators_with_a_spill_keep_to_their_schemas(name, args):
-    if name.endswith("compact"):
-        # what lies past the items is undefined, and opcheck compares two runs
-        torch.library.opcheck(getattr(ops, name), args, test_utils=("test_schema",))
-    else:
-        torch.library.opcheck(getattr(ops, name), args, test_utils=("test_schema", "test_faketensor"))

@@ -85,20 +85,3 @@ def test_blocks_join_without_a_seam(dtype, monkeypatch):
 def test_flags_at_an_odd_address():
     flags = values_of(67, torch.bool, 0, 0.0, False)
     assert torch.equal(ops.bits_encode(flags[3:]), ops.bits_encode(flags[3:].clone()))
-
-
-def test_operators_meet_their_schemas():
-    x, grad = torch.randn(19), torch.randn(19)
-    mask = ops.mask1_encode(x)
-    calls = [
-        (ops.mask1_encode, (x,)),
-        (ops.relu_mask1, (x,)),
-        (ops.relu_mask1_, (x,)),
-        (ops.mask1_backward, (grad, mask)),
-        (ops.mask1_backward_, (grad, mask)),
-        (ops.bits_encode, (x > 0,)),
-        (ops.bits_decode, (mask, 19)),
-        (ops.dropout_backward, (grad, mask, 2.0)),
-    ]
-    for op, args in calls:
-        torch.library.opcheck(op, args, test_utils=("test_schema", "test_faketensor"))

@@ -131,13 +131,3 @@ def test_fp10_words_lie_in_planes(n):
     assert torch.equal(reference.fp10_unpack(words.to(torch.int32), n), codes)
     x = values_of(n, torch.float32, 0, 0.1, False)
     assert torch.equal(ops.narrow_encode(x, "fp10", "none")[0], ops.fp10_pack(reference.to_codes(x, "fp10")))
-
-
-@formats
-@pytest.mark.parametrize("scaling", SCALINGS)
-def test_operators_meet_their_schemas(f, scaling):
-    x, tests = torch.randn(301), ("test_schema", "test_faketensor")
-    torch.library.opcheck(ops.narrow_encode, (x, f.name, scaling), test_utils=tests)
-    args = (*ops.narrow_encode(x, f.name, scaling), 301, torch.bfloat16, f.name, scaling)
-    torch.library.opcheck(ops.narrow_decode, args, test_utils=tests)
-    torch.library.opcheck(ops.fp10_pack, (torch.zeros(10, dtype=torch.int16),), test_utils=tests)
