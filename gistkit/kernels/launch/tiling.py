@@ -33,15 +33,15 @@ def span(n, SIZE: tl.constexpr):
 
 
 @triton.jit
-def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr):
+def tile(n, ROWS: tl.constexpr, ALIGNED: tl.constexpr, COLUMNS: tl.constexpr = 8):
     """(first element, rows, rows in bounds, elements, elements in bounds); rows and elements count from the first.
-    ALIGNED says that n is a multiple of 8: the bounds check is then per row and leaves wide accesses possible."""
-    first, count = span(n, ROWS * 8)
+    ALIGNED says that n is a multiple of COLUMNS: the bounds check is then per row and leaves wide accesses possible."""
+    first, count = span(n, ROWS * COLUMNS)
     rows = tl.arange(0, ROWS)
-    offs = rows[:, None] * 8 + tl.arange(0, 8)[None, :]
-    row_mask = rows * 8 < count
+    offs = rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    row_mask = rows * COLUMNS < count
     if ALIGNED:
-        mask = tl.broadcast_to(row_mask[:, None], (ROWS, 8))
+        mask = tl.broadcast_to(row_mask[:, None], (ROWS, COLUMNS))
     else:
         mask = offs < count
     return first, rows, row_mask, offs, mask

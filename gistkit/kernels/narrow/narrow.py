@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from gistkit.formats import SCALE_BLOCK, ceil_div, fp10_words, scale_count
-from gistkit.kernels.launch.tiling import ROWS, launch, span
+from gistkit.kernels.launch.tiling import ROWS, launch, tile
 from gistkit.kernels.layout import code_dtype, padded
 from gistkit.kernels.narrow.rounding import (
     decoding_factor,
@@ -96,15 +96,6 @@ def _codes(x, factor, FMT: tl.constexpr, SCALED: tl.constexpr, ASM: tl.constexpr
 
 
 @triton.jit
-def _rows(n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """(first element, rows, rows in bounds, elements, elements in bounds) of a tile; they count from the first."""
-    first, count = span(n, ROWS * COLUMNS)
-    rows = tl.arange(0, ROWS)
-    offs = rows[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    return first, rows, rows * COLUMNS < count, offs, offs < count
-
-
-@triton.jit
 def _encode_tile(
     x_ptr, codes_ptr, exponents_ptr, rows, row_mask, offs, mask, FMT: tl.constexpr, SCALED: tl.constexpr,
     ASM: tl.constexpr,
@@ -126,7 +117,7 @@ def _encode_kernel(
 ):  # fmt: skip
     """Codes (int16/uint8) of x; if SCALED a row is a block of 128 elements. ALIGNED: n is a multiple of 16. Else a
     whole tile has a constant bound, so that accesses are wide: item by item zvc's values took thrice a copy's time."""
-    first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
+    first, rows, row_mask, offs, mask = tile(n, ROWS, False, COLUMNS)
     x_ptr += first
     codes_ptr += first
     exponents_ptr += first // COLUMNS
@@ -145,7 +136,7 @@ def _decode_kernel(
     COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """x of codes, if SCALED under an exponent byte a row."""
-    first, rows, row_mask, offs, mask = _rows(n, ROWS, COLUMNS)
+    first, rows, row_mask, offs, mask = tile(n, ROWS, False, COLUMNS)
     code, factor = tl.load(codes_ptr + first + offs, mask, other=0).to(tl.int32), 1.0
     if SCALED:
         b = tl.load(exponents_ptr + first // COLUMNS + rows, row_mask, other=127).to(tl.int32)

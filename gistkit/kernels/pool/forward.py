@@ -157,13 +157,10 @@ def _keys(values, i, j, RELU: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def _larger(a, b):
     """Maxima of five columns each; both windows share the third."""
-    return (
-        tl.maximum(a[0], b[0]),
-        tl.maximum(a[1], b[1]),
-        tl.maximum(a[2], b[2]),
-        tl.maximum(a[3], b[3]),
-        tl.maximum(a[4], b[4]),
-    )
+    larger = ()
+    for i in tl.static_range(5):
+        larger += (tl.maximum(a[i], b[i]),)
+    return larger
 
 
 @triton.jit

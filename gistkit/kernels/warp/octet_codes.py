@@ -178,20 +178,15 @@ def widen_octet(
             items += (words[first + w],)
     elif ASM >= 90 and DTYPE != tl.float32:
         text: tl.constexpr = _from_word(FMT, "bf16" if DTYPE == tl.bfloat16 else "f16", SCALED)
+        RESULTS: tl.constexpr = 2 if FMT == "fp8" else 1
+        registers: tl.constexpr = "=&r," * RESULTS + ("r,f" if SCALED else "r")
         for w in tl.static_range(first, first + WORDS):
-            if FMT == "fp8" and SCALED:
-                items += tl.inline_asm_elementwise(
-                    text, "=&r,=&r,r,f", [words[w], factor], dtype=(tl.int32,) * 2, is_pure=True, pack=1
-                )
-            elif FMT == "fp8":
-                items += tl.inline_asm_elementwise(
-                    text, "=&r,=&r,r", [words[w]], dtype=(tl.int32,) * 2, is_pure=True, pack=1
-                )
-            elif SCALED:
-                operands = (words[w], factor)
-                items += (tl.inline_asm_elementwise(text, "=&r,r,f", operands, tl.int32, is_pure=True, pack=1),)
-            else:
-                items += (tl.inline_asm_elementwise(text, "=&r,r", [words[w]], tl.int32, is_pure=True, pack=1),)
+            operands = (words[w],)
+            if SCALED:
+                operands += (factor,)
+            items += tl.inline_asm_elementwise(
+                text, registers, operands, dtype=(tl.int32,) * RESULTS, is_pure=True, pack=1
+            )
     else:
         for w in tl.static_range(first, first + WORDS):
             for i in tl.static_range(0, PER_WORD, 4 // (DTYPE.primitive_bitwidth // 8)):

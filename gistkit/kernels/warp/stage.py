@@ -120,16 +120,10 @@ def unstage_words(address, WORDS: tl.constexpr):
 
 
 @triton.jit
-def with_words(TEXT: tl.constexpr, address, w, first: tl.constexpr, WORDS: tl.constexpr, other):
-    """Run PTX on an address ($1), the 2, 4 or 8 words from w[first] on, and one more operand."""
-    run(TEXT, (address,) + w[first : first + WORDS] + (other,))
-
-
-@triton.jit
 def push_octet(address, w, first: tl.constexpr, XB: tl.constexpr):
     """The octet's items that are not 0, close together from a shared address on."""
     text: tl.constexpr = _PUSH_2 if XB == 2 else _PUSH_4
-    with_words(text, address, w, first, 2 * XB, address)
+    run(text, (address,) + w[first : first + 2 * XB] + (address,))
 
 
 @triton.jit
@@ -197,7 +191,7 @@ _PUT_FLAGS, _PUT_2, _PUT_4 = (tl.constexpr(_puts(*shape)) for shape in ((0, 1), 
 def push_row(address, column, w, first: tl.constexpr, XB: tl.constexpr):
     """As push_octet, with the items' columns, counted from column on, 256 items' bytes behind."""
     text: tl.constexpr = _PUSH_ROW_2 if XB == 2 else _PUSH_ROW_4
-    with_words(text, address, w, first, 2 * XB, column)
+    run(text, (address,) + w[first : first + 2 * XB] + (column,))
 
 
 @triton.jit
