@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -34,15 +35,18 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     cases = [case for name in args.family for case in FAMILIES[name]()]
     on_gpu = torch.device(args.device).type == "cuda"
+    deadline = time.monotonic() + args.max_s
     todo, failed = jobs(cases, [DTYPES[name] for name in args.dtypes], args.sizes_mib, on_gpu), 0
     with open(args.out, "w", encoding="utf-8") as file:
-        for row in rows(todo, args.device, max_s=args.max_s):
+        for row in rows(todo, args.device):
             about = {"kind": "layer", "time_utc": utc(), **environment(args.device)}
             file.write(json.dumps(about | row) + "\n")
             file.flush()
             failed += "error" in row
             figures = row.get("error") or f"{row['gbps']:,.0f} GB/s, {row['percent_of_copy']:.0f} % of a copy"
             print(row["case"], row["direction"], row["dtype"], f"{row['size_mib']:g} MiB:", figures, flush=True)
+            if time.monotonic() > deadline:
+                break
     return 1 if failed else 0
 
 

@@ -14,7 +14,7 @@ import torch
 
 from gistkit.errors import GistError
 from gistkit.ir import FORMS
-from gistkit.kernels import flat, is_dense, like
+from gistkit.kernels import flat, is_dense
 
 DEVICES = ("cpu", "cuda")
 
@@ -180,7 +180,7 @@ def dense_layout(x: torch.Tensor) -> torch.Tensor:
 
 def restored(values: torch.Tensor, encoded: Encoded) -> torch.Tensor:
     """Decoded values in storage order as a tensor of the encoded one's geometry; no copy."""
-    return like(values, encoded.shape, encoded.stride)
+    return values.as_strided(encoded.shape, encoded.stride)
 
 
 def check_grad(grad: torch.Tensor, encoded: Encoded) -> None:

@@ -19,7 +19,6 @@ from gistkit.kernels.layout import (
     flat,
     is_channels_last,
     is_dense,
-    like,
     nibbles_pack,
     nibbles_unpack,
     value_dtype,

@@ -61,11 +61,6 @@ def flat(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((x.numel(),), (1,), x.storage_offset())
 
 
-def like(values: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    """The view of a flat tensor in storage order as a tensor of the given dense geometry; no copy."""
-    return values.as_strided(shape, stride)
-
-
 def is_channels_last(x: torch.Tensor) -> bool:
     """True for a 4-D tensor whose storage order is NHWC and not also NCHW."""
     return x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from gistkit.kernels import flat, is_dense, like, ops
+from gistkit.kernels import flat, is_dense, ops
 from gistkit.nn.eligible import covered, overwritable, recorded
 from gistkit.nn.keep import once_differentiable, take
 
@@ -49,7 +49,7 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor):
         mask, shape, stride, scale = take(ctx)
         if grad.stride() != stride:
-            flags = like(ops.bits_decode(mask, shape.numel()), shape, stride)
+            flags = ops.bits_decode(mask, shape.numel()).as_strided(shape, stride)
             if not is_dense(grad):
                 return grad.mul(flags).mul_(scale), None, None
             # the bits in the gradient's order; two bytes an element until the result is made
@@ -58,7 +58,7 @@ class _Dropout(torch.autograd.Function):
             del flags
             factors = (torch.empty_strided(shape, s, device="meta") for s in (grad.stride(), stride))
             stride = torch.mul(*factors).stride()  # PyTorch's where sizes of 1 leave them open
-        return like(ops.dropout_backward(flat(grad), mask, scale), shape, stride), None, None
+        return ops.dropout_backward(flat(grad), mask, scale).as_strided(shape, stride), None, None
 
 
 def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:

@@ -24,7 +24,7 @@ import torch
 
 from gistkit.codecs import Codec
 from gistkit.formats import INT_BLOCK, SCALE_BLOCK
-from gistkit.kernels import flat, like
+from gistkit.kernels import flat
 
 
 def error_bound(codec: Codec, x: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def error_bound(codec: Codec, x: torch.Tensor) -> torch.Tensor:
         bound[stored] = _of_floats(codec, values[stored])
     else:
         bound = _of_integers(codec, values) if hasattr(codec, "bits") else _of_floats(codec, values)
-    return like(bound, x.shape, x.stride())
+    return bound.as_strided(x.shape, x.stride())
 
 
 def _of_floats(codec, values: torch.Tensor) -> torch.Tensor:

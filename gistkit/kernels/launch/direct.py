@@ -17,7 +17,7 @@ import torch
 from gistkit.formats import mask1_bytes
 from gistkit.kernels import ops
 from gistkit.kernels.compat import dispatch_modes
-from gistkit.kernels.layout import flat, like
+from gistkit.kernels.layout import flat
 
 if TYPE_CHECKING:
     from gistkit.kernels.sparse.lane import Ships
@@ -32,7 +32,7 @@ def mask1_backward(grad: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """``ops.mask1_backward`` of a dense gradient of any shape, whose geometry the result has."""
     if _is_plain(grad):
         return ops.launchers("mask").mask1_backward(grad, mask)
-    return like(ops.mask1_backward(flat(grad), mask), grad.shape, grad.stride())
+    return ops.mask1_backward(flat(grad), mask).as_strided(grad.shape, grad.stride())
 
 
 def bn_rebuild(
@@ -103,7 +103,7 @@ class Masks:
         if not _is_plain(x):
             values, mask = ops.relu_mask1(flat(x))
             # detached: a view made in a Function's forward would refuse to be modified in place later
-            return like(values, self._shape, self._stride).detach(), mask
+            return values.as_strided(self._shape, self._stride).detach(), mask
         y = torch.empty_like(x)
         return y, self._rectified(x, y)
 

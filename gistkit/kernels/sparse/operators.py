@@ -101,8 +101,8 @@ def zvc_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed,
     x = torch.empty((n,), dtype=dtype, device=values.device)
     launch_warps(
         zvc_decode_kernel, counts.numel(), x,
-        _item_view(x, fmt), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
-        bits_of(values), exponents, n, _plane(values, fmt),
+        bits_of(x) if fmt == "raw" else x, index.view(torch.uint8), counts,
+        _ends(counts, ZVC_SLOT, values, packed, spill), bits_of(values), exponents, n, _plane(values, fmt),
         SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, values),
     )  # fmt: skip
     return x
@@ -114,8 +114,8 @@ def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed,
     there, columns_at = _csr_spill(counts, index, values, spill)
     launch_warps(
         csr_decode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
-        _item_view(x, fmt), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index, bits_of(values),
-        exponents, there, n, _plane(values, fmt, spill), columns_at,
+        bits_of(x) if fmt == "raw" else x, counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
+        bits_of(values), exponents, there, n, _plane(values, fmt, spill), columns_at,
         SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
         **_constants(x, n, fmt, packed, index, values),
     )  # fmt: skip
@@ -143,11 +143,6 @@ def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling,
         GRAD_WIDE=_octets(grad), PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
         **_constants(grad, n, fmt, packed, index, values),
     )  # fmt: skip
-
-
-def _item_view(x: torch.Tensor, fmt: str) -> torch.Tensor:
-    """What a kernel sees of x: bit patterns where they are only moved."""
-    return bits_of(x) if fmt == "raw" else x
 
 
 def _aligned(*arrays: torch.Tensor) -> bool:
