@@ -50,7 +50,6 @@ DENSITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 SLEEP_CYCLES = 400_000_000
 SMALL_ITEMS, SMALL_PARCELS, ROUNDS = 4096, 24, 20
 """Of the rows ``host``: few enough that the streams' queues are never full."""
-NO_BOUND = 2**62
 
 
 def timed(stream: torch.cuda.Stream, work: Callable[[], Any], asleep: bool = False) -> tuple[float, Any]:
@@ -157,7 +156,7 @@ def parcel_us(offloader: Offloader, name: str, step: list[str]) -> dict[str, flo
 
         def drop(of: list[Parcel]) -> None:
             del of[:]
-            offloader.trim(NO_BOUND)
+            offloader._collect()
 
         for what, work in {
             "put": lambda e=encoded, p=parcels: put(e, p),
@@ -225,7 +224,7 @@ def wire_row(offloader: Offloader, link: dict[str, float], size_mib: int, densit
         encoded = [begin(x) for x in xs]
         out_s, parcels = timed(d2h, lambda e=encoded: [offloader.put(each) for each in e], asleep=True)
         encoded = []
-        offloader.trim(0)
+        parcels[-1].release()
         stored = [parcel.stored() for parcel in parcels]
         back_s, _ = timed(h2d, lambda p=parcels: [parcel.prefetch() for parcel in reversed(p)], asleep=True)
         exact = all(torch.equal(codec.decode(p.get()), x) for p, x in zip(parcels, xs, strict=True))
@@ -250,7 +249,7 @@ def rows(deadline: float) -> Iterator[dict[str, Any]]:
     head = {"time_utc": utc(), **environment("cuda")}
     link = link_row(backend)
     yield {"kind": "link", **head, **link}
-    offloader = Offloader(backend, TOTAL_BYTES + LANE_BYTES + 256 * MIB, NO_BOUND, NO_BOUND, LANE_BYTES)
+    offloader = Offloader(backend, TOTAL_BYTES + LANE_BYTES + 256 * MIB, LANE_BYTES)
     cases: list[Callable[[], dict[str, Any]]] = [
         lambda: {"kind": "host", **driver_row(backend)},
         lambda: {"kind": "host", **torch_row(backend)},

@@ -15,8 +15,8 @@ from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.program.timetable import Due, Timetable
 
-NO_BOUND = 2**62
-"""Sources and arrivals in flight are bounded by the plan's points of release and prefetch."""
+NEVER = 2**62
+"""Later than every covered call."""
 
 
 class Offloads:
@@ -29,8 +29,8 @@ class Offloads:
         """The device's. Raises HostMemoryError where the host has not the memory that the plan needs."""
         found = self._found.get(device)
         if found is None:
-            sizes = times.arena_bytes, NO_BOUND, NO_BOUND, times.lane_bytes
-            found = self._found[device] = Offloader(backend_for(device), *sizes)
+            found = Offloader(backend_for(device), times.arena_bytes, times.lane_bytes)
+            self._found[device] = found
         return found
 
 
@@ -51,7 +51,7 @@ class Journey:
         """``sent.release()`` and ``sent.prefetch()`` are called when the plan says so of that storage."""
         ref = weakref.ref(sent)
         self._sent[storage].append(ref)
-        call = self._times.leaves.get(storage, NO_BOUND)
+        call = self._times.leaves.get(storage, NEVER)
         if call <= self._ended:
             sent.release()
         else:
@@ -75,7 +75,7 @@ class Journey:
 
     def end(self) -> None:
         """The forward has ended: what is not to go in backward goes."""
-        self.reached(NO_BOUND - 1)
+        self.reached(NEVER - 1)
 
 
 def _before(sent: dict[int, list[weakref.ref]], due: Due) -> Callable[[Any], None]:
