@@ -212,24 +212,16 @@ class ForwardState:
         """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""
         journey: Any = self.journey
         try:
-            body = HostBody(journey.put(encoded, x.device))
+            return HostBody(journey.put(decision.storage, encoded, x.device))
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return None
-        journey.watch(decision.storage, body.parcel)
-        return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:
         """What a node keeps for itself, on the host until it runs; as it is (and a note) without memory there."""
         journey: Any = self.journey
-
-        def put(what: torch.Tensor | Encoded) -> Any:
-            parcel = journey.put(what, device)
-            journey.watch(decision.storage, parcel)
-            return parcel
-
         try:
-            return AwayOnHost(kept, put)
+            return AwayOnHost(kept, lambda what: journey.put(decision.storage, what, device))
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return kept
