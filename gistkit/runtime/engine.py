@@ -42,7 +42,7 @@ from gistkit.runtime.program.stats import Observed, StepStats, as_captured, obse
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
 from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts
 from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
@@ -77,7 +77,6 @@ class Engine:
         self._states: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._spilled: Spilled = {}
         self._offloads = Offloads()
         self._probes: list[tuple[tuple, int, int, PinnedTicket | int]] = []
         self._lock = threading.RLock()
@@ -103,11 +102,16 @@ class Engine:
 
     @property
     def all_notes(self) -> list[str]:
-        """``notes``, and of the last step's sparse storages waits for sizes and what was larger than forecast."""
+        """``notes``, and of sparse storages how often the host waited for a size, or one was larger than forecast."""
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
-        return [*self.notes, *self._formats.notes, *found, *filter(None, [spilled_note(self._spilled, self.steps)])]
+        if self._packer.beyond:
+            found.append(
+                f"{self._packer.beyond} sparse encodings so far were denser than the steps before; what was beyond a "
+                "forecast was in the host's memory until it was used, which is slower, not wrong"
+            )
+        return [*self.notes, *self._formats.notes, *found]
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
@@ -281,7 +285,7 @@ class Engine:
             state.bound, known = True, {}  # arrays for a forecast take more than planned
             probe_ahead(self._verified, program, args, kwargs)
         learn = partial(remember, self._densities[key], plan=self.plan)
-        state.forecasts = Forecasts(known, learn, self._spilled, self.steps + 1)
+        state.forecasts = Forecasts(known, learn)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
         """All calls where zeros are counted or calls are written down, else the sites alone."""
