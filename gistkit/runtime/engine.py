@@ -41,7 +41,6 @@ from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
-from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts
 from gistkit.runtime.sparse_sizes.spill import Spill
 
@@ -78,7 +77,6 @@ class Engine:
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._offloads = Offloads()
-        self._probes: list[tuple[tuple, int, int, PinnedTicket | int]] = []
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []
@@ -313,22 +311,10 @@ class Engine:
             if self.plan is not None and self._budget is not None and not self._warned:
                 found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
                 self._warned = warn_of_excess(found, self._budget)
-            self._probes.extend((key, *probe) for probe in state.probes)
-            if not capturing():
-                self._read_probes()
             if state.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
-
-    def _read_probes(self) -> None:
-        probes, self._probes = self._probes, []
-        for key, storage, n, ticket in probes:
-            count = ticket if isinstance(ticket, int) else ticket.ready()
-            if count is None:
-                self._probes.append((key, storage, n, ticket))
-            else:
-                self._densities.setdefault(key, {})[storage] = count / max(n, 1)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

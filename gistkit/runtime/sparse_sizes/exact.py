@@ -17,7 +17,7 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,9 +47,9 @@ class Forecasts(NamedTuple):
     shares: Mapping[int, float]
     learn: Callable[[Mapping[int, float]], None]
 
-    def of(self, storage: int) -> Forecast | None:
-        """The forecast of a planned storage; None for -1, which is none."""
-        return Forecast(self.shares.get(storage), partial(self._heard, storage)) if storage >= 0 else None
+    def of(self, storage: int) -> Forecast:
+        """The forecast of a planned storage."""
+        return Forecast(self.shares.get(storage), partial(self._heard, storage))
 
     def _heard(self, storage: int, share: float) -> None:
         self.learn({storage: share})
@@ -61,12 +61,13 @@ BY_COUNT = "how codes of {} are packed depends on their number"
 
 
 class Counting(NamedTuple):
-    """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
+    """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory. Of
+    a tensor that is only counted there is none.
     ``capacity``: of the arrays within a forecast. ``number``: how many encodings began before it. ``why``: why it holds
     a scratch (empty: it was packed within a forecast)."""
 
-    encoded: weakref.ref[Encoded]
-    form: Sparse
+    encoded: Callable[[], Encoded | None]
+    form: Any
     ticket: PinnedTicket
     elements: int
     forecast: Forecast | None
@@ -187,13 +188,16 @@ class ExactPacker:
         newest = self._sent - self._lag
         self._settle(lambda item: item.number <= newest, wait)
 
-    def count(self, x: torch.Tensor) -> PinnedTicket | int:
-        """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
-        total = torch.count_nonzero(bits_of(flat(x)))
+    def count(self, x: torch.Tensor, forecast: Forecast) -> None:
+        """Tell the forecast the share of elements of a dense x whose bit pattern is not zero, once it has reached the
+        host; never waits."""
+        n, total = max(x.numel(), 1), torch.count_nonzero(bits_of(flat(x)))
         if self.at_once(x):
-            return int(total)
+            forecast.heard(int(total) / n)
+            return
         with self._lock:
-            return self._transports[stream_of(x)].send(total)
+            ticket = self._transports[stream_of(x)].send(total)
+            self._within.append(Counting(lambda: None, None, ticket, n, forecast, capacity=n))
 
     def poll(self) -> int:
         """Settle every delayed encoding of the current stream and those within a forecast, oldest first, whose counts
