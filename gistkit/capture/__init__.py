@@ -16,6 +16,8 @@ from gistkit.capture.calls import (
     hooks_are_active,
     is_counted,
     operands,
+    takes_conv2d,
+    takes_linear,
 )
 from gistkit.capture.entry import capture, loss_of
 from gistkit.capture.isolation import (
