@@ -130,16 +130,17 @@ class Engine:
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
-        rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
+        if self.plan is not None:
+            check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
         if capturing():
             check_capture(self.plan, key in self._programs)
         if key in self._programs:
-            return self._step(key, model, forward, args, kwargs, rows)
+            return self._step(key, model, forward, args, kwargs)
         with announced(f"gistkit captures, plans and checks the first step of {type(model).__name__}"):
-            return self._step(key, model, forward, args, kwargs, rows)
+            return self._step(key, model, forward, args, kwargs)
 
-    def _step(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict, rows: int) -> Any:
+    def _step(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         with self._lock:
             program = self._program(key, model, args, kwargs)
         if program is None:
@@ -147,12 +148,10 @@ class Engine:
         if self.plan is None and not self._gains(program):
             if not (program.may_gain_zeros and self._replans_next()):
                 return self._untouched(program, forward, args, kwargs)
-        if self._earlier is not None:
-            self._earlier.begin(rows)
         run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:
-            self._earlier.follow(observed, out, rows)
+            self._earlier.follow(observed, out)
         return out
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
