@@ -107,12 +107,8 @@ class Interposer(TorchFunctionMode):
             state.unread = False
 
 
-class Counter(TorchFunctionMode):
+class Counter(Interposer):
     """Counts the covered calls of a forward that PyTorch carries out itself, under a given plan of policy ``plain``."""
-
-    def __init__(self, state: ForwardState) -> None:
-        super().__init__()
-        self.state = state
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         op = None if _is_compiling() else COVERED.get(func)
