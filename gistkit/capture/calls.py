@@ -160,12 +160,12 @@ COVERED: dict[Callable, str] = {func: op for op, _, functions in _ROWS for func 
 _BINDERS: dict[Callable, Binder] = {func: binder for _, binder, functions in _ROWS for func in functions}
 
 
-def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
-    """The arguments of a covered call (``op`` is ``COVERED[func]``) by name, sizes as pairs; in a few microseconds.
-    None where they are not of the covered form (``out=``, ``return_indices=True``): PyTorch's own runs, uncounted."""
+def bind(func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
+    """The arguments of a covered call by name, sizes as pairs; in a few microseconds. None for other functions, and
+    where they are not of the covered form (``out=``, ``return_indices=True``): PyTorch's own runs, uncounted."""
     try:
         return _BINDERS[func](*args, **(kwargs or {}))
-    except (TypeError, IndexError):
+    except (KeyError, TypeError, IndexError):
         return None
 
 

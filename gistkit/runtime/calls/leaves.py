@@ -56,7 +56,7 @@ def _conv2d(m: Any, x: torch.Tensor) -> tuple:
 
 def _max_pool2d(m: Any, x: torch.Tensor) -> tuple | None:
     where = m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    return bind("max_pool2d", F.max_pool2d, (x, *where), None)
+    return bind(F.max_pool2d, (x, *where), None)
 
 
 LEAVES: dict[type, tuple[str, Operands]] = {

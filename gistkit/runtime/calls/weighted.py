@@ -117,7 +117,7 @@ class SplitConv2d(_Conv2d):
         return conv.carry_out(self._call, x, weight, bias, keep)
 
     def _again(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-        b: Any = bind("conv2d", func, args, kwargs)
+        b: Any = bind(func, args, kwargs)
         assert self._call is not None
         return conv.again(self._call, b.x, b.weight, b.bias)
 
@@ -168,7 +168,7 @@ class NativeBatchNorm(SpecialisedCall):
             check_call(state.program, self.step.index, bound)
         y = type(module).forward(module, x)
         if keeps_its_input(y):
-            self.replace(state, y, x, own["weight"], own["bias"], module.training)
+            self.replace(state, y, x, own["bias"], module.training)
         return y
 
     def __call__(
@@ -177,10 +177,10 @@ class NativeBatchNorm(SpecialisedCall):
     ) -> torch.Tensor:  # fmt: skip
         y: Any = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         if keeps_its_input(y):
-            self.replace(state, y, x, weight, bias, training)
+            self.replace(state, y, x, bias, training)
         return y
 
-    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool) -> None:
+    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, bias: Any, training: bool) -> None:
         """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self.step, self.step.input
         kept: Kept | None = None
