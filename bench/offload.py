@@ -267,6 +267,7 @@ def rows(deadline: float) -> Iterator[dict[str, Any]]:
             print("bench.offload: time is up", file=sys.stderr)
             return
         yield {**head, **case()}
+    offloader.close()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -47,6 +47,7 @@ def parcels(device: torch.device) -> list[str]:
         found = codec(name).decode(parcel.get())
         wrong += [] if torch.equal(found, expected) else [f"parcel {name}"]
         del parcel
+    offloader.close()
     return wrong
 
 

@@ -53,6 +53,7 @@ def test_a_stack_of_tensors_whichever_stream_is_late(backend, asleep, releases):
     torch.cuda.synchronize()
     offloader._collect()
     assert used_bytes(offloader.arena) == len(offloader._outgoing) == 0
+    offloader.close()
 
 
 @pytest.mark.parametrize("name", ("zvc", "csr", "zvc+fp8", "csr+fp16"))
@@ -78,6 +79,7 @@ def test_sparse_encodings_in_a_lane(backend, name, asleep):
             assert asleep != "nobody" or encoded.payload[2].numel() == encoded.nonzeros
             del encoded
     assert all(same_bits(a, b) for a, b in zip(found[::-1], expected, strict=True))
+    offloader.close()
 
 
 @pytest.mark.parametrize("name, slots", [("zvc", 611), ("zvc", 3744), ("csr", 11626)])
@@ -88,6 +90,7 @@ def test_a_lane_for_one_encoding_has_room_for_its_cells(backend, name, slots):
     parcel = offloader.put(CODECS[name].begin(x))
     assert same_bits(CODECS[name].decode(parcel.get()), x)
     del parcel
+    offloader.close()
 
 
 @pytest.mark.parametrize("name", ("dense", "zvc"))
@@ -106,6 +109,7 @@ def test_a_thread_that_has_not_called_cuda_and_a_stream_of_its_own(backend, name
         found = codec.decode(parcel.get())
     others.synchronize()
     assert same_bits(found, x)
+    offloader.close()
 
 
 def test_memory_is_pinned_and_can_be_given_back():

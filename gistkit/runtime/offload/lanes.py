@@ -102,6 +102,10 @@ class Lanes:
             self._lanes.append(lane)
         return Shipment(self._backend, lane, kind)
 
+    def clear(self) -> None:
+        """Let go of the lanes; no copy may be left."""
+        self._lanes = []
+
 
 class Kind(Direct):
     """Encodings of one codec whose scratch has so many items of a dtype. Called with (values, index, counts, lane,

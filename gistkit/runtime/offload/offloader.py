@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gistkit.codecs import Encoded
+from gistkit.errors import OffloadError
 from gistkit.kernels import current_device, is_dense
 from gistkit.runtime.offload.arena import PinnedArena
 from gistkit.runtime.offload.backends import Backend, Event, Stream
@@ -28,8 +29,7 @@ from gistkit.runtime.offload.parts import Bytes, LayOut, laid_out
 
 
 class Offloader:
-    """Sends tensors to the host and fetches them again; safe to use from several threads. Its host memory is unpinned,
-    after a wait for the copies, when nobody holds it or one of its parcels any more.
+    """Sends tensors to the host and fetches them again; safe to use from several threads.
 
     ``arena_bytes`` of host memory are pinned at once. ``lane_bytes`` is the length of a lane, a part of the arena in
     which sparse encodings of unknown size lie close together (:mod:`gistkit.runtime.offload.lanes`). Raises
@@ -49,8 +49,9 @@ class Offloader:
         self._fetches = 0
         self._last_read: tuple[int, Event] | None = None
         self._lock = threading.RLock()
-        # a process that ends gives its memory back by itself
-        weakref.finalize(self, _close, backend, self.arena).atexit = False
+        self._open = True
+        self._closed = weakref.finalize(self, _close, backend, self.arena)
+        self._closed.atexit = False  # a process that ends gives its memory back by itself
 
     def put(self, what: torch.Tensor | Encoded) -> Parcel:
         """Send a tensor, or an encoding's payload, as it is now; the caller lets go of it.
@@ -59,6 +60,8 @@ class Offloader:
         happened then. A pending encoding goes in the bytes that it needs, if its values are packed one by one.
         """
         with self._locked():
+            if not self._open:
+                raise _shut()
             while self._ended:
                 self._end(self._ended.popleft())
             form = shipment = None
@@ -93,8 +96,19 @@ class Offloader:
         with self._locked():
             shipment = record.shipment
             assert shipment is not None
-            shipment.known()
+            if self._open:
+                shipment.known()
             return shipment.total
+
+    def close(self) -> None:
+        """Wait for the copies and unpin the host memory. Parcels that are on the host alone are lost."""
+        with self._locked():
+            self._open = False
+            self._closed()
+            while self._outgoing:
+                self._let_go()
+            self._queue.clear()
+            self.lanes.clear()
 
     def _send(self, record: Record) -> None:
         backend, span, shipment = self.backend, record.span, record.shipment
@@ -160,6 +174,8 @@ class Offloader:
                 self._collect()
             if record.state is State.OUTGOING:
                 self._take_source(record)
+            if record.state is State.HOST and not self._open:
+                raise _shut()
             if self._queue:
                 if record.state is State.HOST and record not in self._queue:
                     self._queue.append(record)
@@ -175,6 +191,8 @@ class Offloader:
             if record.state is State.OUTGOING:
                 self._take_source(record)
             if record.state is State.HOST:
+                if not self._open:
+                    raise _shut()
                 if record.shipment is not None:
                     record.shipment.known()  # which makes it as small as what is stored
                     record.nbytes = record.shipment.nbytes
@@ -264,6 +282,10 @@ class _Outgoing:
 
     def __init__(self, record: Record, tensors: tuple[torch.Tensor, ...], sent: Event) -> None:
         self.record, self.tensors, self.sent = record, tensors, sent
+
+
+def _shut() -> OffloadError:
+    return OffloadError("offload: the offloader must be open, but it is closed; make a new one")
 
 
 def _dense(t: torch.Tensor) -> torch.Tensor:

@@ -111,14 +111,15 @@ class Parcel:
 
     def prefetch(self) -> bool:
         """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: the host
-        does not know its size yet, or the device has no memory now; a later call tries again."""
+        does not know its size yet, or the device has no memory now; a later call tries again. Raises OffloadError after
+        a close."""
         return self._offloader.prefetch(self._record)
 
     def get(self) -> Any:
         """The tensor, or the encoding, for work enqueued on the current stream from now on; every call the same.
 
         On the stream of the put these are the parcel's own tensors, elsewhere copies. Raises RuntimeError, as PyTorch
-        does, where the source was written to before its copy was known to be done.
+        does, where the source was written to before its copy was known to be done; OffloadError after a close.
         """
         tensors = self._offloader.get(self._record)
         if self._form is None:

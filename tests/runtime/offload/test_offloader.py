@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 
 from gistkit.codecs import codec
-from gistkit.errors import HostMemoryError
+from gistkit.errors import HostMemoryError, OffloadError
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.offload import backends, host_memory
 from gistkit.runtime.offload.backends import Backend, backend_for
@@ -134,6 +134,27 @@ def test_too_little_host_memory_names_the_bytes():
     with pytest.raises(HostMemoryError, match="2048 bytes are pinned for this already"):
         put(offloader, device, 1000)
     assert not offloader._outgoing and all(p.state is State.HOST for p in parcels)
+
+
+def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
+    here, there = put(offloader, device, 100), put(offloader, device, 100)
+    here.get()
+    offloader.close()
+    offloader.close()
+    assert device.held_bytes(True) == 0 and here.get().numel() == 100
+    for call in (there.get, there.prefetch, lambda: offloader.put(torch.ones(1))):
+        with pytest.raises(OffloadError, match="it is closed; make a new one"):
+            call()
+
+
+def test_what_is_stored_is_not_read_from_a_lane_after_a_close(device):
+    encoded = codec("zvc").begin(torch.ones(3000))
+    offloader = Offloader(device, MIB, lane_bytes=100_000)
+    known, unknown = (put_scratch(offloader, device, encoded) for _ in range(2))
+    while known.stored() is None:
+        device._step()
+    offloader.close()
+    assert known.stored() == 3000 and unknown.stored() is None
 
 
 def test_an_offloader_that_is_dropped_unpins_its_memory(device):

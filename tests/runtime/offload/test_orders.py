@@ -100,8 +100,8 @@ class Run:
             left = used_bytes(offloader.arena) - lanes_bytes, len(offloader._outgoing)
             assert left == (0, 0), f"(bytes of the arena, sources) left: {left}"
         assert self.device.synchronized == 0, "the host has waited"
-        del offloader
-        self.offloaders.clear()
+        for offloader in self.offloaders:
+            offloader.close()
         assert self.device.held_bytes(False) == 0, "device memory is left"
         assert self.device.held_bytes(True) == 0, "host memory is left"
 
