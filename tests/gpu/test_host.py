@@ -11,7 +11,6 @@ from torch import nn
 import gistkit
 from gistkit.runtime.attach import compressed_forward
 from tests.gpu.waiting import no_synchronisation
-from tests.support.streams import used_bytes
 
 pytestmark = pytest.mark.usefixtures("deterministic_cudnn")
 
@@ -54,7 +53,7 @@ def test_a_step_whose_activations_all_go_to_the_host_waits_for_nothing(policy, a
     stream = torch.cuda.current_stream() if asleep == "compute" else backend.torch_stream(getattr(backend, asleep))
     found = steps(twin, x, y, stream)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
-    assert not offloader._outgoing
+    assert offloader.outgoing_bytes == offloader.arriving_bytes == 0
 
 
 def test_the_peak_is_within_the_plan_and_below_plain_pytorchs():
@@ -88,7 +87,7 @@ def test_nothing_is_left_behind():
     (offloader,) = offloaders
     del offloaders
     chunks = [chunk.memory for chunk in offloader.arena.chunks]
-    assert chunks and all(memory.is_pinned() for memory in chunks) and used_bytes(offloader.arena) == 0
+    assert chunks and all(memory.is_pinned() for memory in chunks) and offloader.arena.used_bytes == 0
     gistkit.restore(twin)
     del offloader
     gc.collect()

@@ -11,7 +11,6 @@ from gistkit.runtime.offload.backends import CudaBackend
 from gistkit.runtime.offload.host_memory import pin, unpin
 from gistkit.runtime.offload.offloader import Offloader
 from tests.gpu.waiting import no_synchronisation
-from tests.support.streams import used_bytes
 from tests.support.tensors import same_bits
 
 SLEEP_CYCLES = 1_500_000_000  # about 0.8 s at 2 GHz, many times what the host takes
@@ -52,7 +51,7 @@ def test_a_stack_of_tensors_whichever_stream_is_late(backend, asleep, releases):
     assert torch.equal(torch.stack(found[::-1]), torch.stack(expected))
     torch.cuda.synchronize()
     offloader._collect()
-    assert used_bytes(offloader.arena) == len(offloader._outgoing) == 0
+    assert offloader.arena.used_bytes == offloader.outgoing_bytes == offloader.arriving_bytes == 0
     offloader.close()
 
 

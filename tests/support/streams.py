@@ -17,11 +17,6 @@ import torch
 POISON = 0xA5
 
 
-def used_bytes(arena) -> int:
-    """Of an arena's pinned memory, lanes and spans."""
-    return arena.pinned_bytes - sum(stop - start for chunk in arena.chunks for start, stop in chunk._free)
-
-
 class Event:
     """Happens when its stream gets there."""
 

@@ -41,6 +41,10 @@ class Chunk:
         self.memory = memory
         self._free = [(0, memory.numel())]
 
+    @property
+    def used_bytes(self) -> int:
+        return self.memory.numel() - sum(stop - start for start, stop in self._free)
+
     def take(self, nbytes: int) -> Span | None:
         """The first free run of so many bytes."""
         for i, (start, stop) in enumerate(self._free):
@@ -72,6 +76,10 @@ class PinnedArena:
     @property
     def pinned_bytes(self) -> int:
         return sum(chunk.memory.numel() for chunk in self.chunks)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(chunk.used_bytes for chunk in self.chunks)
 
     def take(self, nbytes: int) -> Span:
         """A span of so many bytes, rounded up to 512."""

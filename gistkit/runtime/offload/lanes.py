@@ -102,6 +102,10 @@ class Lanes:
             self._lanes.append(lane)
         return Shipment(self._backend, lane, kind)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(lane.memory.numel() for lane in self._lanes)
+
     def clear(self) -> None:
         """Let go of the lanes; no copy may be left."""
         self._lanes = []

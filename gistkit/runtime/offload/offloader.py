@@ -49,6 +49,10 @@ class Offloader:
         self._fetches = 0
         self._last_read: tuple[int, Event] | None = None
         self._lock = threading.RLock()
+        self.outgoing_bytes = 0
+        """Bytes of sources that are kept alive for their copies."""
+        self.arriving_bytes = 0
+        """Bytes of arrivals that nobody has taken."""
         self._open = True
         self._closed = weakref.finalize(self, _close, backend, self.arena)
         self._closed.atexit = False  # a process that ends gives its memory back by itself
@@ -125,6 +129,7 @@ class Offloader:
         if shipment is not None:
             shipment.sent = sent
         self._outgoing.append(_Outgoing(record, record.tensors, sent))
+        self.outgoing_bytes += record.nbytes
 
     def _wait_for_oldest(self) -> None:
         """The compute stream waits for the oldest copy, and its source goes."""
@@ -135,6 +140,7 @@ class Offloader:
     def _let_go(self) -> None:
         """Of the oldest source, whose copy the compute stream or the host has waited for."""
         record = self._outgoing.popleft().record
+        self.outgoing_bytes -= record.nbytes
         if record.state is State.OUTGOING:
             if versions_of(record.tensors) != record.versions:
                 record.note_fault()
@@ -245,6 +251,7 @@ class Offloader:
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
         record.state = State.ARRIVING
+        self.arriving_bytes += record.nbytes
 
     def _take(self, record: Record) -> None:
         """The arrival is the compute stream's from now on."""
@@ -252,6 +259,7 @@ class Offloader:
         self.backend.wait(record.stream, record.arrived[1])
         record.tensors, record.buffer = record.arrival(), None
         record.state = State.HERE
+        self.arriving_bytes -= record.nbytes
         self._give_span(record)
 
     def _on_stream(self, record: Record, stream: Stream) -> tuple[torch.Tensor, ...]:

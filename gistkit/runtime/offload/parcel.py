@@ -99,6 +99,14 @@ class Parcel:
         """Bytes that it keeps on the device now."""
         return 0 if self._record.state is State.HOST else self._record.nbytes
 
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that it keeps on the host now."""
+        span, shipment = self._record.span, self._record.shipment
+        if shipment is not None:
+            return 0 if shipment.ended else shipment.nbytes
+        return 0 if span is None else span.stop - span.start
+
     def release(self) -> None:
         """Let go of the source, and of those put before it: work of the compute stream from now on waits for their
         copies, and may use their memory."""

@@ -14,7 +14,7 @@ from gistkit.runtime.offload import backends, host_memory
 from gistkit.runtime.offload.backends import Backend, backend_for
 from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.offload.parcel import Record, State
-from tests.support.streams import Streams, used_bytes
+from tests.support.streams import Streams
 from tests.support.tensors import same_bits, tensors
 
 MIB = 2**20
@@ -71,10 +71,10 @@ def test_an_encoding_comes_back_as_it_was(name):
 
 def test_states_and_bytes_of_a_parcel(device, offloader):
     parcel = put(offloader, device, 700)
-    assert (parcel.state, parcel.device_bytes, used_bytes(offloader.arena)) == (State.HOST, 0, 1024)
-    assert parcel.prefetch() and parcel.state is State.ARRIVING
+    assert (parcel.state, parcel.device_bytes, parcel.host_bytes) == (State.HOST, 0, 1024)
+    assert parcel.prefetch() and parcel.state is State.ARRIVING and offloader.arriving_bytes == 700
     parcel.get()
-    assert (parcel.state, parcel.device_bytes, used_bytes(offloader.arena)) == (State.HERE, 700, 0)
+    assert (parcel.state, parcel.device_bytes, parcel.host_bytes) == (State.HERE, 700, 0)
     record = parcel._record
     del parcel
     put(offloader, device, 1)
@@ -88,14 +88,14 @@ def test_a_source_that_has_not_gone_is_handed_out(device):
     parcel = offloader.put(x)
     del x
     assert parcel.state is State.OUTGOING and parcel.get().data_ptr() == address
-    assert parcel.state is State.HERE and used_bytes(offloader.arena) == 0
+    assert parcel.state is State.HERE and offloader.arena.used_bytes == 0
     device.finish()
     assert not device.violations
 
 
 def test_a_release_lets_go_of_what_was_put_before_it_too(device, offloader):
     parcels = [offloader.put(device.write(np.ones(400, np.uint8))) for _ in range(3)]
-    assert device.held_bytes(False) == 1200
+    assert device.held_bytes(False) == offloader.outgoing_bytes == 1200
     parcels[1].release()
     assert [p.state for p in parcels] == [State.HOST, State.HOST, State.OUTGOING] and device.held_bytes(False) == 400
 
@@ -133,7 +133,7 @@ def test_too_little_host_memory_names_the_bytes():
     assert len(offloader.arena.chunks) == 2
     with pytest.raises(HostMemoryError, match="2048 bytes are pinned for this already"):
         put(offloader, device, 1000)
-    assert not offloader._outgoing and all(p.state is State.HOST for p in parcels)
+    assert offloader.outgoing_bytes == 0 and all(p.state is State.HOST for p in parcels)
 
 
 def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
@@ -211,11 +211,10 @@ def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
     parcel = put_scratch(offloader, device, codec("zvc").begin(x))
     parcel.release()
     device.finish()
-    shipment = parcel._record.shipment
-    assert shipment.nbytes > x.nbytes and parcel.stored() == 70
-    assert shipment.nbytes == 2 * 512 + 512  # words and counts, and 280 bytes of values
+    assert parcel.host_bytes > x.nbytes and parcel.stored() == 70
+    assert parcel.host_bytes == 2 * 512 + 512  # words and counts, and 280 bytes of values
     got = parcel.get()
-    assert shipment.ended
+    assert parcel.host_bytes == 0
     assert got.payload[2].numel() == got.nonzeros == 70 and parcel.device_bytes < 2000
     device.finish()
     assert torch.equal(codec("zvc").decode(got), x) and not device.violations
@@ -238,7 +237,7 @@ def test_what_has_just_been_sent_takes_no_more_of_a_lane_than_it_stores(device):
     for _ in range(8):  # of 13 KB each, and 415 KB in the worst case
         parcels.append(put_scratch(offloader, device, encoded))
         device.finish()
-    assert used_bytes(offloader.arena) == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
+    assert offloader.lanes.nbytes == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
 
 
 def test_what_was_fetched_before_its_size_was_known_does_not_take_another_ones(device):
