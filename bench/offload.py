@@ -50,6 +50,7 @@ DENSITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
 SLEEP_CYCLES = 400_000_000
 SMALL_ITEMS, SMALL_PARCELS, ROUNDS = 4096, 24, 20
 """Of the rows ``host``: few enough that the streams' queues are never full."""
+NO_BOUND = 2**62
 
 
 def timed(stream: torch.cuda.Stream, work: Callable[[], Any], asleep: bool = False) -> tuple[float, Any]:
@@ -156,7 +157,7 @@ def parcel_us(offloader: Offloader, name: str, step: list[str]) -> dict[str, flo
 
         def drop(of: list[Parcel]) -> None:
             del of[:]
-            offloader._collect()
+            offloader.trim(NO_BOUND)
 
         for what, work in {
             "put": lambda e=encoded, p=parcels: put(e, p),
@@ -224,7 +225,7 @@ def wire_row(offloader: Offloader, link: dict[str, float], size_mib: int, densit
         encoded = [begin(x) for x in xs]
         out_s, parcels = timed(d2h, lambda e=encoded: [offloader.put(each) for each in e], asleep=True)
         encoded = []
-        parcels[-1].release()
+        offloader.trim(0)
         stored = [parcel.stored() for parcel in parcels]
         back_s, _ = timed(h2d, lambda p=parcels: [parcel.prefetch() for parcel in reversed(p)], asleep=True)
         exact = all(torch.equal(codec.decode(p.get()), x) for p, x in zip(parcels, xs, strict=True))
@@ -249,7 +250,7 @@ def rows(deadline: float) -> Iterator[dict[str, Any]]:
     head = {"time_utc": utc(), **environment("cuda")}
     link = link_row(backend)
     yield {"kind": "link", **head, **link}
-    offloader = Offloader(backend, TOTAL_BYTES + LANE_BYTES + 256 * MIB, LANE_BYTES)
+    offloader = Offloader(backend, TOTAL_BYTES + LANE_BYTES + 256 * MIB, NO_BOUND, NO_BOUND, LANE_BYTES)
     cases: list[Callable[[], dict[str, Any]]] = [
         lambda: {"kind": "host", **driver_row(backend)},
         lambda: {"kind": "host", **torch_row(backend)},

@@ -33,7 +33,7 @@ ELEMENTS = 40_001
 
 def parcels(device: torch.device) -> list[str]:
     """Every encoding, pending where it can be, in stack order; the names of those that came back as others."""
-    offloader = Offloader(backend_for(device), MIB, MIB)
+    offloader = Offloader(backend_for(device), MIB, MIB // 4, MIB, MIB)
     wrong, sent = [], []
     for number, name in enumerate(CODECS):
         x = torch.relu(torch.randn(ELEMENTS + number, device=device) - number / 8)

@@ -19,7 +19,7 @@ from gistkit.runtime.offload.driver import Driver
 from gistkit.runtime.offload.offloader import Offloader
 from tests.support.tensors import same_bits
 
-MIB = 2**20
+MIB, NO_BOUND = 2**20, 2**62
 
 COMPUTE, D2H, H2D = 7, 11, 12
 """Handles of streams."""
@@ -103,7 +103,7 @@ def backend(library, monkeypatch):
 
 
 def test_bytes_go_there_and_back(backend, library):
-    offloader = Offloader(backend, MIB)
+    offloader = Offloader(backend, MIB, 0, MIB)
     tensors = torch.randn(3, 4, 5), torch.randn(3, 4, 5).permute(2, 0, 1), torch.randn(7, dtype=torch.complex64).conj()
     for x in (*tensors, torch.randn(6, 6)[::2], torch.empty(0, 3), torch.tensor(True)):
         parcel = offloader.put(x)
@@ -135,7 +135,7 @@ class Oracle:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_lane_goes_there_and_back(backend, library, monkeypatch, name, known):
     monkeypatch.setattr(direct, "ships", Oracle)
-    offloader = Offloader(backend, MIB, MIB // 2)
+    offloader = Offloader(backend, MIB, 0, MIB, MIB // 2)
     inputs = [torch.relu(torch.randn(3000 + i) - i / 4) for i in range(6)]
     library.pending = 0 if known else 600
     parcels = [offloader.put(codec(name).begin(x)) for x in inputs]
@@ -180,7 +180,7 @@ def test_what_a_sparse_parcel_asks_of_the_driver(backend, library, monkeypatch):
             tensors[-1].zero_()
 
     monkeypatch.setattr(direct, "ships", Empty)
-    offloader = Offloader(backend, MIB, MIB // 2)
+    offloader = Offloader(backend, MIB, NO_BOUND, MIB, MIB // 2)
     calls = []
     for _ in range(3):  # the first ones make events and cells
         encoded = codec("zvc").begin(torch.relu(torch.randn(3000)))
@@ -203,7 +203,7 @@ def test_what_a_sparse_parcel_asks_of_the_driver(backend, library, monkeypatch):
 
 
 def test_what_is_enqueued_where(backend, library):
-    offloader = Offloader(backend, MIB)
+    offloader = Offloader(backend, MIB, NO_BOUND, MIB)
     library.pending = 600
     parcel = offloader.put(torch.ones(10))
     library.calls.clear()
@@ -224,7 +224,7 @@ def test_what_is_enqueued_where(backend, library):
 
 @pytest.mark.parametrize("name", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"])
 def test_an_error_is_raised_with_its_name(backend, library, name):
-    offloader = Offloader(backend, MIB)
+    offloader = Offloader(backend, MIB, NO_BOUND, MIB)
     library.codes[name] = 700
     with pytest.raises(OffloadError, match=rf"{name} must return CUDA_SUCCESS, got 700 \(CUDA_ERROR_ILLEGAL_ADDRESS\)"):
         offloader.put(torch.ones(10))
@@ -232,14 +232,14 @@ def test_an_error_is_raised_with_its_name(backend, library, name):
 
 @pytest.mark.parametrize("name", ["cuMemcpyAsync", "cuEventRecord", "cuEventQuery", "cuStreamWaitEvent"])
 def test_a_thread_without_a_context_gets_the_devices(backend, library, name):
-    offloader = Offloader(backend, MIB)
+    offloader = Offloader(backend, MIB, 0, MIB)
     library.codes[name] = 201
     assert offloader.put(torch.ones(10)).get().sum() == 10
     assert [arguments for called, arguments in library.calls if called == "cuCtxSetCurrent"] == [(500,)]
 
 
 def test_events_are_used_again(backend, library):
-    offloader = Offloader(backend, MIB)
+    offloader = Offloader(backend, MIB, NO_BOUND, MIB)
     for _ in range(30):
         parcels = [offloader.put(torch.ones(10)) for _ in range(3)]
         for parcel in parcels:

@@ -15,8 +15,8 @@ from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.offload.parcel import Parcel
 from gistkit.runtime.program.timetable import Due, Timetable
 
-NEVER = 2**62
-"""Later than every covered call."""
+NO_BOUND = 2**62
+"""Sources and arrivals in flight are bounded by the plan's points of release and prefetch."""
 
 
 class Offloads:
@@ -29,8 +29,8 @@ class Offloads:
         """The device's. Raises HostMemoryError where the host has not the memory that the plan needs."""
         found = self._found.get(device)
         if found is None:
-            found = Offloader(backend_for(device), times.arena_bytes, times.lane_bytes)
-            self._found[device] = found
+            sizes = times.arena_bytes, NO_BOUND, NO_BOUND, times.lane_bytes
+            found = self._found[device] = Offloader(backend_for(device), *sizes)
         return found
 
 
@@ -48,7 +48,7 @@ class Journey:
         sent = self._offloads.of(device, self._times).put(what)
         ref = weakref.ref(sent)
         self._sent[storage].append(ref)
-        call = self._times.leaves.get(storage, NEVER)
+        call = self._times.leaves.get(storage, NO_BOUND)
         if call <= self._ended:
             sent.release()
         else:
@@ -73,7 +73,7 @@ class Journey:
 
     def end(self) -> None:
         """The forward has ended: what is not to go in backward goes."""
-        self.reached(NEVER - 1)
+        self.reached(NO_BOUND - 1)
 
 
 def _before(sent: dict[int, list[weakref.ref]], due: Due) -> Callable[[Any], None]:

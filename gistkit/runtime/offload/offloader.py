@@ -4,8 +4,10 @@ one event: docs/runtime.md, "The offloader", has a table of them.
 
 *Memory.* PyTorch's allocator knows one stream a block, that which was current when the block was made. Every block here
 is of the compute stream's pool. It may be let go of once that stream has waited for the copy, or once the host has seen
-the copy's event done; until then the offloader keeps it alive. Nothing bounds what is in flight: a plan says when a
-source goes and when it comes back.
+the copy's event done; until then the offloader keeps it alive.
+
+*Run-ahead.* Sources in flight are bounded in bytes (``run_ahead_bytes``): beyond that the compute stream waits for the
+oldest.
 """
 
 from __future__ import annotations
@@ -31,15 +33,20 @@ from gistkit.runtime.offload.parts import Bytes, LayOut, laid_out
 class Offloader:
     """Sends tensors to the host and fetches them again; safe to use from several threads.
 
-    ``arena_bytes`` of host memory are pinned at once. ``lane_bytes`` is the length of a lane, a part of the arena in
-    which sparse encodings of unknown size lie close together (:mod:`gistkit.runtime.offload.lanes`). Raises
-    HostMemoryError where the host has no room.
+    ``arena_bytes`` of host memory are pinned at once. ``run_ahead_bytes`` bounds the sources whose copies are in
+    flight: 0 lets every source go at once, and the compute stream then waits for each copy. ``arrival_bytes`` bounds
+    what is prefetched and not yet taken. ``lane_bytes`` is the length of a lane, a part of the arena in which sparse
+    encodings of unknown size lie close together (:mod:`gistkit.runtime.offload.lanes`). Raises HostMemoryError where
+    the host has no room.
     """
 
-    def __init__(self, backend: Backend, arena_bytes: int, lane_bytes: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, arena_bytes: int, run_ahead_bytes: int, arrival_bytes: int, lane_bytes: int = 0
+    ) -> None:
         self.backend, self._index = backend, backend.device.index
         self.arena = PinnedArena(backend, arena_bytes)
         self.lanes = Lanes(backend, self.arena, lane_bytes)
+        self._run_ahead_bytes, self._arrival_bytes = run_ahead_bytes, arrival_bytes
         self._outgoing: deque[_Outgoing] = deque()
         self._queue: deque[Record] = deque()
         self._ended: deque[Record] = deque()
@@ -87,7 +94,17 @@ class Offloader:
                 raise
             while self._outgoing and self.backend.done(self._outgoing[0].sent):
                 self._let_go()
+            while self.outgoing_bytes > self._run_ahead_bytes:
+                self._wait_for_oldest()
         return Parcel(self, record, form)
+
+    def trim(self, limit_bytes: int) -> None:
+        """Let go of the oldest sources until no more than ``limit_bytes`` are kept alive. The compute stream waits for
+        their copies, so what it holds next may use their memory."""
+        with self._locked():
+            self._collect()
+            while self.outgoing_bytes > limit_bytes:
+                self._wait_for_oldest()
 
     def release(self, record: Record) -> None:
         if record.state is State.OUTGOING:
@@ -144,7 +161,7 @@ class Offloader:
         if record.state is State.OUTGOING:
             if versions_of(record.tensors) != record.versions:
                 record.note_fault()
-            record.state = State.HOST
+            record.move(State.HOST)
             record.tensors = ()
 
     def _collect(self) -> None:
@@ -157,7 +174,7 @@ class Offloader:
     def _end(self, record: Record) -> None:
         if record.state is State.ARRIVING:
             self._take(record)
-        record.state = State.ENDED
+        record.move(State.ENDED)
         record.tensors = ()
         self._give_span(record)
 
@@ -217,21 +234,23 @@ class Offloader:
 
     def _take_source(self, record: Record) -> None:
         """The source has not gone yet: it stays, and its copy is not wanted any more."""
-        record.state = State.HERE
+        record.move(State.HERE)
         self._give_span(record)
 
     def _fetch_queued(self) -> None:
-        """Begin the fetches that were put off, oldest first, up to one of unknown size or without device memory."""
+        """Begin the fetches that were put off, oldest first, as far as there is room for them."""
         while self._queue and (self._queue[0].state is not State.HOST or self._fetched(self._queue[0])):
             self._queue.popleft()
 
     def _fetched(self, record: Record) -> bool:
-        """Begin to fetch what is on the host, if its size is known and the device has memory; whether that was so."""
+        """Begin to fetch what is on the host, where its size is known and there is room for it; whether that was so."""
         shipment = record.shipment
         if shipment is not None:
             if not shipment.known():
                 return False
             record.nbytes = shipment.nbytes
+        if self.arriving_bytes and self.arriving_bytes + record.nbytes > self._arrival_bytes:
+            return False
         try:
             self._fetch(record)
         except torch.OutOfMemoryError:  # get() tries again, and says so
@@ -250,7 +269,7 @@ class Offloader:
         self._fetches += 1
         record.buffer, record.arrived = buffer, (self._fetches, backend.record(backend.h2d))
         record.versions = ()
-        record.state = State.ARRIVING
+        record.move(State.ARRIVING)
         self.arriving_bytes += record.nbytes
 
     def _take(self, record: Record) -> None:
@@ -258,7 +277,7 @@ class Offloader:
         assert record.arrived is not None and record.buffer is not None
         self.backend.wait(record.stream, record.arrived[1])
         record.tensors, record.buffer = record.arrival(), None
-        record.state = State.HERE
+        record.move(State.HERE)
         self.arriving_bytes -= record.nbytes
         self._give_span(record)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gistkit.codecs import Encoded
+from gistkit.errors import OffloadError
 from gistkit.runtime.offload.arena import Span
 from gistkit.runtime.offload.backends import Event, Stream
 from gistkit.runtime.offload.lanes import Shipment
@@ -17,13 +18,22 @@ from gistkit.runtime.offload.parts import laid_out
 
 
 class State(Enum):
-    """Where a parcel's bytes are. A source goes to the host, or is HERE again where it is wanted before it has gone."""
+    """Where a parcel's bytes are. ``next``: the states that may follow."""
+
+    next: tuple[State, ...]
 
     OUTGOING = "on their way to the host, the source alive on the device"
     HOST = "on the host alone"
     ARRIVING = "on their way to the device"
     HERE = "on the device"
     ENDED = "nowhere, as nobody holds the parcel"
+
+
+State.OUTGOING.next = (State.HOST, State.HERE, State.ENDED)
+State.HOST.next = (State.ARRIVING, State.ENDED)
+State.ARRIVING.next = (State.HERE,)
+State.HERE.next = (State.ENDED,)
+State.ENDED.next = ()
 
 
 class Record:
@@ -51,6 +61,15 @@ class Record:
         if self.shipment is not None:
             return self.shipment.payload(buffer)
         return tuple([part.over(buffer) for part in self.parts])
+
+    def move(self, to: State) -> None:
+        """Change the state. Raises OffloadError for a change that cannot be: a defect of the offloader."""
+        if to not in self.state.next:
+            raise OffloadError(
+                f"offload: a parcel of {self.nbytes} bytes goes from {self.state.name} to {to.name}, allowed is "
+                f"{', '.join(s.name for s in self.state.next) or 'nothing'}; this is a defect of gistkit"
+            )
+        self.state = to
 
     def note_fault(self) -> None:
         """The source was written to since the put: the copy may hold either values."""
@@ -118,9 +137,8 @@ class Parcel:
         return known if self._record.shipment is None else self._offloader.stored(self._record)
 
     def prefetch(self) -> bool:
-        """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: the host
-        does not know its size yet, or the device has no memory now; a later call tries again. Raises OffloadError after
-        a close."""
+        """Begin to fetch it, for a :meth:`get` that comes later; whether it is on its way, or there. False: arrivals in
+        flight or the device leave no room now, and it is fetched when they do. Raises OffloadError after a close."""
         return self._offloader.prefetch(self._record)
 
     def get(self) -> Any:

@@ -34,10 +34,12 @@ class Step(NamedTuple):
 
 class Limits(NamedTuple):
     arena_bytes: int
+    run_ahead_bytes: int
+    arrival_bytes: int
     lane_bytes: int = 0
 
 
-KINDS = ("put", "encoding", "sparse", "kept", "prefetch", "get", "drop", "release", "work", "fail")
+KINDS = ("put", "encoding", "sparse", "kept", "prefetch", "get", "drop", "trim", "release", "work", "fail")
 steps = st.builds(
     Step,
     st.sampled_from((*KINDS, "sparse", "get")),
@@ -45,7 +47,7 @@ steps = st.builds(
     st.integers(0, len(SIZES) - 1),
     st.sampled_from(("c0", "c0", "c0", "c1")),
 )
-limits = st.builds(Limits, *(st.sampled_from((0, 700, 4096, 12_000)) for _ in range(2)))
+limits = st.builds(Limits, *(st.sampled_from((0, 700, 4096, 12_000)) for _ in range(4)))
 
 
 def backward_of(plan: list[Step]) -> list[Step]:
@@ -81,9 +83,8 @@ class Run:
     def end(self) -> None:
         """Everything was read as it was put; nothing is left behind."""
         self._parcels, self._sources = [], []
-        self.device.finish()
         for offloader in self.offloaders:
-            offloader._collect()
+            offloader.trim(0)
         self.device.finish()
         assert not self.device.violations, self.device.violations[0]
         for read, expected in self._read:
@@ -147,6 +148,9 @@ class Run:
     def _drop(self, step: Step, offloader: Offloader, at: int) -> None:
         del self._parcels[at]
 
+    def _trim(self, step: Step, offloader: Offloader, at: int) -> None:
+        offloader.trim(SIZES[step.size])
+
     def _release(self, step: Step, offloader: Offloader, at: int) -> None:
         self._parcels[at][0].release()
 
@@ -188,7 +192,7 @@ NO_ROOM_FOR_A_LANE = [*PUTS, Step("sparse", 0, 0, "c0"), Step("sparse", 0, 0, "c
 
 
 @given(plans, limits)
-@example(NO_ROOM_FOR_A_LANE, Limits(0))
+@example(NO_ROOM_FOR_A_LANE, Limits(0, 12_000, 0, 0))
 @orders
 def test_forward_and_backward_twice(plan, bounds):
     """The second step's spans are those that the first has read."""
@@ -208,7 +212,7 @@ def test_forwards_before_their_backwards(plan, bounds):
 def test_streams_that_do_not_wait_for_each_other_share_an_arena(turns):
     """What one stream has fetched, the other one's next put overwrites."""
     plan = [Step(what, 0, 4, on) for kind, on in turns for what in (kind, "get", "drop")]
-    carried_out(plan, Limits(4096))
+    carried_out(plan, Limits(4096, 0, 0))
 
 
 @given(plans, limits, st.integers(0, 2**32))
@@ -223,7 +227,7 @@ def test_any_order_under_any_seed(plan, bounds, seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_long_training_keeps_its_host_memory(seed):
     """Fifty steps, a parcel of each alive until the next one's forward is over: the arena does not grow."""
-    run = Run(seed, Limits(40_000, 14_000), memory=PLENTY)
+    run = Run(seed, Limits(40_000, 3000, 3000, 14_000), memory=PLENTY)
     kinds = ("put", "sparse", "sparse", "put", "put", "sparse")
     puts = [Step(kind, size, size, "c0") for size, kind in zip((2, 3, 4, 2, 4, 3), kinds, strict=True)]
     backward = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("drop", 0, 0, "c0")]
