@@ -16,6 +16,8 @@ from gistkit.capture.calls import (
     hooks_are_active,
     is_counted,
     operands,
+    takes_conv2d,
+    takes_linear,
 )
 from gistkit.capture.entry import capture, loss_of
 from gistkit.capture.isolation import (
@@ -30,7 +32,7 @@ from gistkit.capture.isolation import (
 )
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.nodes import is_weight
-from gistkit.capture.recorder import Recorder, call_name, is_metadata
+from gistkit.capture.recorder import Recorder, is_metadata, op_name
 from gistkit.capture.refusal import check_runs_in_python
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own
 from gistkit.capture.step.tasks import StepBuilder

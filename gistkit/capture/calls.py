@@ -160,12 +160,12 @@ COVERED: dict[Callable, str] = {func: op for op, _, functions in _ROWS for func 
 _BINDERS: dict[Callable, Binder] = {func: binder for _, binder, functions in _ROWS for func in functions}
 
 
-def bind(op: str, func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
-    """The arguments of a covered call (``op`` is ``COVERED[func]``) by name, sizes as pairs; in a few microseconds.
-    None where they are not of the covered form (``out=``, ``return_indices=True``): PyTorch's own runs, uncounted."""
+def bind(func: Callable, args: tuple, kwargs: dict | None) -> Bound | None:
+    """The arguments of a covered call by name, sizes as pairs; in a few microseconds. None for other functions, and
+    where they are not of the covered form (``out=``, ``return_indices=True``): PyTorch's own runs, uncounted."""
     try:
         return _BINDERS[func](*args, **(kwargs or {}))
-    except (TypeError, IndexError):
+    except (KeyError, TypeError, IndexError):
         return None
 
 
@@ -194,14 +194,24 @@ def _is_wide_float(value: Any) -> bool:
 
 
 def is_split(bound: Bound) -> bool:
-    """Whether gistkit's own op takes the backward of a call in two halves, weight gradient first: a convolution or
-    linear of dtypes and layouts for which it runs in place of PyTorch's (nn.conv, nn.linear)."""
+    """Whether gistkit's own op takes a call's backward in two halves, weight gradient first (nn.conv, nn.linear)."""
     if not isinstance(bound, (Conv2d, Linear)) or any(t.dtype not in OWN_DTYPES for t in operands(bound)):
         return False
-    x, weight = bound.x, bound.weight
-    if isinstance(bound, Conv2d):
-        return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
-    return weight.dim() == 2 and x.numel() > 0 and (x.is_contiguous() if x.dim() > 2 else x.dim() == 2 and is_dense(x))
+    takes = takes_conv2d if isinstance(bound, Conv2d) else takes_linear
+    return takes(bound.x, bound.weight, bound.bias)
+
+
+def takes_conv2d(x: torch.Tensor, weight: torch.Tensor, _: torch.Tensor | None = None) -> bool:
+    """Whether gistkit's own convolution takes operands of these layouts; else PyTorch's runs."""
+    return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
+
+
+def takes_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """The same of a linear layer."""
+    flattens = x.dim() > 2 and x.is_contiguous()
+    if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
+        return False
+    return bias is None or bias.dim() == 1
 
 
 def options(bound: Bound) -> dict:

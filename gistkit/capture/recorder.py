@@ -111,10 +111,9 @@ class Recorder(TorchFunctionMode):
         return None if self._call is None else self._call.number  # type: ignore[return-value]
 
     def _begin(self, func: Callable, args: tuple, kwargs: dict) -> OpenCall:
-        op = calls.COVERED.get(func)
-        bound = None if op is None else calls.bind(op, func, args, kwargs)
+        bound = calls.bind(func, args, kwargs)
         module = self._stack[-1] if self._stack else ""
-        call = OpenCall(len(self.notes.calls), op or call_name(func), module, _autograd._get_sequence_nr())
+        call = OpenCall(len(self.notes.calls), op_name(func), module, _autograd._get_sequence_nr())
         if bound is not None:
             call.options, call.split = calls.options(bound), calls.is_split(bound)
             if calls.is_counted(bound) and calls.region_is_open(self._pack_hook):
@@ -225,6 +224,11 @@ class Recorder(TorchFunctionMode):
             for name, t in (*model.named_parameters(), *model.named_buffers())
         )
         return replace(assemble(notes, out), state=state, training=model.training)
+
+
+def op_name(func: Callable) -> str:
+    """The covered op, or the plain name, of a function."""
+    return calls.COVERED.get(func) or call_name(func)
 
 
 def call_name(func: Callable) -> str:

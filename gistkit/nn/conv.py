@@ -12,9 +12,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels import conv_task, is_dense, run_engine_plan
+from gistkit.capture import hooks_are_active, takes_conv2d
+from gistkit.kernels import conv_task, run_engine_plan
 from gistkit.nn.autocast import cast
-from gistkit.nn.eligible import covered, hooked, recorded
+from gistkit.nn.eligible import covered, recorded
 from gistkit.nn.keep import Keep, apply, keep_dense, once_differentiable, take
 from gistkit.nn.pool import Size, pair
 from gistkit.nn.standin import Geometry, StandIn
@@ -98,17 +99,12 @@ class _Conv2d(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None, None
 
 
-def takes(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether gistkit's own node takes these operands; else PyTorch's conv2d runs."""
-    return x.dim() in (3, 4) and weight.dim() == 4 and x.numel() > 0 and is_dense(x)
-
-
 def prepare(x: torch.Tensor, weight: torch.Tensor, options: tuple) -> Prepared | None:
     """A call with ``options`` (stride, padding, dilation, groups), for all operands of the same dtypes, shapes, strides
     and devices under the same settings and autocast; None where PyTorch's own conv2d must run."""
     stride, padding, dilation, groups = options
     step, spread, uneven = pair(stride), pair(dilation), None
-    if not takes(x, weight) or step is None or spread is None or type(groups) is not int:
+    if not takes_conv2d(x, weight) or step is None or spread is None or type(groups) is not int:
         return None
     around = (0, 0) if padding == "valid" else pair(padding)
     if padding == "same" and step == (1, 1):
@@ -158,7 +154,7 @@ def conv2d(
     """
     options = (stride, padding, dilation, groups)
     call = None
-    if covered(input, weight, bias) and recorded(input, weight, bias) and not (keep is None and hooked()):
+    if covered(input, weight, bias) and recorded(input, weight, bias) and not (keep is None and hooks_are_active()):
         call = prepare(input, weight, options)
     if call is None:
         return F.conv2d(input, weight, bias, *options)  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
 """Which calls gistkit carries out itself, and which go to PyTorch unchanged.
 
 PyTorch's own path is taken where nothing is recorded for backward, for dtypes and devices without kernels, for tensor
-subclasses, and under function transforms and forward-mode differentiation, which need PyTorch's own formulas.
+subclasses, and under function transforms and forward-mode differentiation, which need PyTorch's own formulas. An op
+without a ``keep`` of its own is left to PyTorch under saved-tensor hooks too (checkpointing, ``save_on_cpu``), which
+must see what it would keep whole.
 """
 
 from __future__ import annotations
@@ -29,12 +31,6 @@ def recorded(*tensors: Any) -> bool:
             if isinstance(x, torch.Tensor) and x.requires_grad:
                 return True
     return False
-
-
-def hooked() -> bool:
-    """Whether saved-tensor hooks are set here (checkpointing, ``save_on_cpu``): they must see what an op would keep
-    whole, so an op without a ``keep`` of its own is left to PyTorch then."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None  # type: ignore[attr-defined]
 
 
 def transformed() -> bool:

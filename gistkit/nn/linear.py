@@ -12,9 +12,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from gistkit.kernels import is_dense
+from gistkit.capture import hooks_are_active, takes_linear
 from gistkit.nn.autocast import cast
-from gistkit.nn.eligible import covered, hooked, recorded
+from gistkit.nn.eligible import covered, recorded
 from gistkit.nn.keep import Keep, keep_dense, once_differentiable, take
 
 
@@ -55,14 +55,6 @@ def _column_major(x: torch.Tensor) -> bool:
     return x.dim() == 2 and x.stride(0) == 1 and x.stride(1) == x.shape[0]
 
 
-def takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether gistkit's own node takes these operands; else PyTorch's linear runs."""
-    flattens = x.dim() > 2 and x.is_contiguous()
-    if not (flattens or (x.dim() == 2 and is_dense(x))) or weight.dim() != 2 or x.numel() == 0 or weight.numel() == 0:
-        return False
-    return bias is None or bias.dim() == 1
-
-
 def linear(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -79,8 +71,8 @@ def linear(
     :func:`gistkit.nn.conv.conv2d`'s. Does not synchronise.
     """
     x = input
-    ours = recorded(x, weight, bias) and covered(x, weight, bias) and not (keep is None and hooked())
-    if not ours or not takes(x, weight, bias):
+    ours = recorded(x, weight, bias) and covered(x, weight, bias) and not (keep is None and hooks_are_active())
+    if not ours or not takes_linear(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
     return _Linear.apply(x, weight.t(), bias, keep or keep_dense)

@@ -28,9 +28,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from gistkit.capture import hooks_are_active
 from gistkit.kernels import FORMS, is_channels_last, is_dense
 from gistkit.kernels.launch import direct
-from gistkit.nn.eligible import covered, hooked
+from gistkit.nn.eligible import covered
 from gistkit.nn.keep import Keep, keep_dense, replace_saved
 
 Vector = torch.Tensor | None
@@ -67,7 +68,7 @@ def batch_norm(
 
 def keep_input(y: torch.Tensor, keep: Keep, x: torch.Tensor, *others: Vector) -> None:
     """Have the node of y, the batch norm of x in training, keep what ``keep`` makes of x, where that can be."""
-    if keeps_its_input(y) and covered(x, *others) and not hooked() and is_dense(x) and x.numel() > 0:
+    if keeps_its_input(y) and covered(x, *others) and not hooks_are_active() and is_dense(x) and x.numel() > 0:
         replace_saved(y.grad_fn, "input", keep(x))
 
 

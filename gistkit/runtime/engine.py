@@ -41,8 +41,7 @@ from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
-from gistkit.runtime.sparse_sizes.counts import PinnedTicket
-from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts, Spilled, spilled_note
+from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts
 from gistkit.runtime.sparse_sizes.spill import Spill
 
 REPLAN_AFTER = frozenset((1, 2, 5, 10, 20, 50, 100, 200))
@@ -77,9 +76,7 @@ class Engine:
         self._states: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._spilled: Spilled = {}
         self._offloads = Offloads()
-        self._probes: list[tuple[tuple, int, int, PinnedTicket | int]] = []
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []
@@ -103,11 +100,16 @@ class Engine:
 
     @property
     def all_notes(self) -> list[str]:
-        """``notes``, and of the last step's sparse storages waits for sizes and what was larger than forecast."""
+        """``notes``, and of sparse storages how often the host waited for a size, or one was larger than forecast."""
         self._packer.listen()
         waits = {why: times for why, times in self._packer.waits.items() if why not in (FIRST, PLANNED)}
         found = [f"the host waited for the device {times} times so far: {why}" for why, times in waits.items()]
-        return [*self.notes, *self._formats.notes, *found, *filter(None, [spilled_note(self._spilled, self.steps)])]
+        if self._packer.beyond:
+            found.append(
+                f"{self._packer.beyond} sparse encodings so far were denser than the steps before; what was beyond a "
+                "forecast was in the host's memory until it was used, which is slower, not wrong"
+            )
+        return [*self.notes, *self._formats.notes, *found]
 
     @property
     def storages(self) -> dict[int, SavedStorage]:
@@ -128,16 +130,17 @@ class Engine:
         if foreign:
             self._note(f"{foreign} around a forward: it ran as plain PyTorch")
             return forward(*args, **kwargs)
-        rows = 0 if self.plan is None else check_rows(self.plan, args, kwargs)
+        if self.plan is not None:
+            check_rows(self.plan, args, kwargs)
         key = self._key(model, args, kwargs)
         if capturing():
             check_capture(self.plan, key in self._programs)
         if key in self._programs:
-            return self._step(key, model, forward, args, kwargs, rows)
+            return self._step(key, model, forward, args, kwargs)
         with announced(f"gistkit captures, plans and checks the first step of {type(model).__name__}"):
-            return self._step(key, model, forward, args, kwargs, rows)
+            return self._step(key, model, forward, args, kwargs)
 
-    def _step(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict, rows: int) -> Any:
+    def _step(self, key: tuple, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict) -> Any:
         with self._lock:
             program = self._program(key, model, args, kwargs)
         if program is None:
@@ -145,12 +148,10 @@ class Engine:
         if self.plan is None and not self._gains(program):
             if not (program.may_gain_zeros and self._replans_next()):
                 return self._untouched(program, forward, args, kwargs)
-        if self._earlier is not None:
-            self._earlier.begin(rows)
         run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:
-            self._earlier.follow(observed, out, rows)
+            self._earlier.follow(observed, out)
         return out
 
     def _key(self, model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple:
@@ -281,7 +282,7 @@ class Engine:
             state.bound, known = True, {}  # arrays for a forecast take more than planned
             probe_ahead(self._verified, program, args, kwargs)
         learn = partial(remember, self._densities[key], plan=self.plan)
-        state.forecasts = Forecasts(known, learn, self._spilled, self.steps + 1)
+        state.forecasts = Forecasts(known, learn)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
         """All calls where zeros are counted or calls are written down, else the sites alone."""
@@ -309,22 +310,10 @@ class Engine:
             if self.plan is not None and self._budget is not None and not self._warned:
                 found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
                 self._warned = warn_of_excess(found, self._budget)
-            self._probes.extend((key, *probe) for probe in state.probes)
-            if not capturing():
-                self._read_probes()
             if state.diverged:
                 self._programs.pop(key, None)
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
-
-    def _read_probes(self) -> None:
-        probes, self._probes = self._probes, []
-        for key, storage, n, ticket in probes:
-            count = ticket if isinstance(ticket, int) else ticket.ready()
-            if count is None:
-                self._probes.append((key, storage, n, ticket))
-            else:
-                self._densities.setdefault(key, {})[storage] = count / max(n, 1)
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

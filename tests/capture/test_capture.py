@@ -65,7 +65,7 @@ class Covered(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         op = calls.COVERED.get(func)
-        if op is not None and calls.is_counted(calls.bind(op, func, args, kwargs)) and calls.region_is_open(self.pack):
+        if op is not None and calls.is_counted(calls.bind(func, args, kwargs)) and calls.region_is_open(self.pack):
             self.ops.append(op)
         return func(*args, **(kwargs or {}))
 

@@ -112,7 +112,7 @@ def equal(found: list[torch.Tensor], want: list[torch.Tensor]) -> bool:
 @pytest.mark.parametrize("name", WITHIN)
 def test_spans_are_used_again_in_the_order_of_the_stream_with_the_host_ahead(name, monkeypatch):
     told: list[float] = []
-    forecast = Forecast(0.05, lambda share, spilled_bytes: told.append(share))
+    forecast = Forecast(0.05, told.append)
     spill, codec = Spill(), CODECS[name]
     packer = ExactPacker(lag=LAG, bounded=True, spill=spill)
     xs = [values_of(200_000 + 777 * i, torch.float32, i, 0.4, False).nan_to_num().to(DEVICE) for i in range(8)]

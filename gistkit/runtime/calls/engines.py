@@ -6,7 +6,6 @@ import torch
 
 from gistkit.capture import Conv2d
 from gistkit.errors import PlanError
-from gistkit.ir import CallChoice
 from gistkit.kernels import ENGINE, PARTS, conv_task, engines, engines_missing
 from gistkit.nn.conv import Prepared
 from gistkit.planning.cost import of_part
@@ -15,18 +14,13 @@ from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Step
 
 
-def engines_in(choice: CallChoice) -> dict[str, str]:
-    """The engines that a choice names, by part."""
-    named = {part: of_part(choice.algorithm, part) for part in PARTS} if ENGINE in choice.algorithm else {}
-    return {part: name for part, name in named.items() if name.startswith(ENGINE)}
-
-
 def taken(state: ForwardState, step: Step, call: Prepared, b: Conv2d) -> dict[str, str]:
     """By part the engines of the step's choice that can run the call. The others leave it to PyTorch, with a line in
     the report; under a budget, which counts their workspace, PlanError."""
-    named = engines_in(step.choice)
-    if not named:
+    algorithm = step.choice.algorithm
+    if ENGINE not in algorithm:
         return {}
+    named = {part: name for part in PARTS if (name := of_part(algorithm, part)).startswith(ENGINE)}
     missing = {part: why for part, name in named.items() if (why := _why_not(call, b, part, name))}
     module = (state.program.covered[step.index].module if state.program else "") or "a convolution of the model"
     for part, why in missing.items():

@@ -74,7 +74,7 @@ class Interposer(TorchFunctionMode):
 
     def _call(self, op: str | None, func: Any, args: tuple, kwargs: dict) -> Any:
         state = self.state
-        bound = bind(op, func, args, kwargs) if op is not None and self._is_open() else None
+        bound = bind(func, args, kwargs) if op is not None and self._is_open() else None
         if op is None or bound is None or not is_counted(bound):
             if state.deferred is not None:
                 state.store_deferred()
@@ -107,17 +107,13 @@ class Interposer(TorchFunctionMode):
             state.unread = False
 
 
-class Counter(TorchFunctionMode):
+class Counter(Interposer):
     """Counts the covered calls of a forward that PyTorch carries out itself, under a given plan of policy ``plain``."""
-
-    def __init__(self, state: ForwardState) -> None:
-        super().__init__()
-        self.state = state
 
     def __torch_function__(self, func: Any, _: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         op = None if _is_compiling() else COVERED.get(func)
         if op is not None and torch.is_grad_enabled() and not hooks_are_active():
-            bound = bind(op, func, args, kwargs)
+            bound = bind(func, args, kwargs)
             if bound is not None and is_counted(bound):
                 next_call(self.state, op, bound)
         return func(*args, **(kwargs or {}))

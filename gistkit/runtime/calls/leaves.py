@@ -56,7 +56,7 @@ def _conv2d(m: Any, x: torch.Tensor) -> tuple:
 
 def _max_pool2d(m: Any, x: torch.Tensor) -> tuple | None:
     where = m.kernel_size, m.stride, m.padding, m.dilation, m.ceil_mode, m.return_indices
-    return bind("max_pool2d", F.max_pool2d, (x, *where), None)
+    return bind(F.max_pool2d, (x, *where), None)
 
 
 LEAVES: dict[type, tuple[str, Operands]] = {
@@ -156,15 +156,9 @@ class Leaf(Site):
         return call.at(state, module, x) if type(call) is NativeBatchNorm else self.plain(module, x)
 
 
-class KnownLeaf(Site):
+class KnownLeaf(Leaf):
     """The same in a forward that is interposed on as a whole: it runs the call whose turn it is past the function mode,
     where that is of its op and specialised for such operands. The mode sees what else it does."""
-
-    guards = OVERRIDING
-
-    def __init__(self, module: nn.Module, program: Program, calls: Iterable[int]) -> None:
-        super().__init__(module, program, calls)
-        self._op = LEAVES[self.kind][0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = running.state, self.module

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn import Parameter
 
-from gistkit.capture import BatchNorm, Conv2d, Linear, bind
+from gistkit.capture import BatchNorm, Conv2d, Linear, bind, takes_conv2d, takes_linear
 from gistkit.nn import conv
 from gistkit.nn.eligible import recorded
 from gistkit.nn.keep import PACKED, Kept, SavedAsIs, replace_saved
-from gistkit.nn.linear import linear, takes
+from gistkit.nn.linear import linear
 from gistkit.nn.norm import keeps_its_input
 from gistkit.nn.standin import settings
 from gistkit.runtime.calls.engines import taken
@@ -34,7 +34,7 @@ from gistkit.runtime.stash.stash import DENSE_VALUES
 def specialised_conv2d(state: ForwardState, step: Step, b: Conv2d) -> SpecialisedCall | None:
     """How a convolution over such operands runs as planned."""
     x, weight = b.x, b.weight
-    if not conv.takes(x, weight):
+    if not takes_conv2d(x, weight):
         return None
     native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
     if native and not state.strict and (not x.requires_grad or state.has_room(step.index, x)):
@@ -44,7 +44,7 @@ def specialised_conv2d(state: ForwardState, step: Step, b: Conv2d) -> Specialise
 
 def specialised_linear(state: ForwardState, step: Step, b: Linear) -> SpecialisedCall | None:
     """How a linear layer over such operands runs as planned."""
-    if not takes(b.x, b.weight, b.bias):
+    if not takes_linear(b.x, b.weight, b.bias):
         return None
     roomy = step.choice.joint or (not state.strict and state.has_room(step.index, b.x))
     native = roomy and type(b.weight) is Parameter and b.weight.requires_grad
@@ -117,7 +117,7 @@ class SplitConv2d(_Conv2d):
         return conv.carry_out(self._call, x, weight, bias, keep)
 
     def _again(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-        b: Any = bind("conv2d", func, args, kwargs)
+        b: Any = bind(func, args, kwargs)
         assert self._call is not None
         return conv.again(self._call, b.x, b.weight, b.bias)
 
@@ -168,7 +168,7 @@ class NativeBatchNorm(SpecialisedCall):
             check_call(state.program, self.step.index, bound)
         y = type(module).forward(module, x)
         if keeps_its_input(y):
-            self.replace(state, y, x, own["weight"], own["bias"], module.training)
+            self.replace(state, y, x, own["bias"], module.training)
         return y
 
     def __call__(
@@ -177,10 +177,10 @@ class NativeBatchNorm(SpecialisedCall):
     ) -> torch.Tensor:  # fmt: skip
         y: Any = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         if keeps_its_input(y):
-            self.replace(state, y, x, weight, bias, training)
+            self.replace(state, y, x, bias, training)
         return y
 
-    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, weight: Any, bias: Any, training: bool) -> None:
+    def replace(self, state: ForwardState, y: Any, x: torch.Tensor, bias: Any, training: bool) -> None:
         """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self.step, self.step.input
         kept: Kept | None = None

@@ -43,12 +43,9 @@ class Journey:
         self._leaving: list[tuple[int, weakref.ref]] = []
         self._ended = -1
 
-    def put(self, what: torch.Tensor | Encoded, device: torch.device) -> Parcel:
-        """Send it. Raises HostMemoryError."""
-        return self._offloads.of(device, self._times).put(what)
-
-    def watch(self, storage: int, sent: Any) -> None:
-        """``sent.release()`` and ``sent.prefetch()`` are called when the plan says so of that storage."""
+    def put(self, storage: int, what: torch.Tensor | Encoded, device: torch.device) -> Parcel:
+        """Send what is of that storage; it leaves and comes back when the plan says so. Raises HostMemoryError."""
+        sent = self._offloads.of(device, self._times).put(what)
         ref = weakref.ref(sent)
         self._sent[storage].append(ref)
         call = self._times.leaves.get(storage, NO_BOUND)
@@ -56,6 +53,7 @@ class Journey:
             sent.release()
         else:
             self._leaving.append((call, ref))
+        return sent
 
     def reached(self, call: int) -> None:
         """A covered call begins, or has ended: what its plan wants gone by then is let go of."""

@@ -24,7 +24,6 @@ from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
 from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, ad_hoc, cannot_keep
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
-from gistkit.runtime.sparse_sizes.counts import PinnedTicket
 from gistkit.runtime.sparse_sizes.exact import ExactPacker, Forecasts
 from gistkit.runtime.stash.stash import Body, CodedBody, Reader, SettledBody, Stash, StashTable, covers, whole
 
@@ -76,7 +75,6 @@ class ForwardState:
     hooked: bool = False
     met: set[int] = field(default_factory=set)
     diverged: str = ""
-    probes: list[tuple[int, int, PinnedTicket | int]] = field(default_factory=list)
     deferred: tuple[torch.Tensor, DeferredMask] | None = None
     tape: Tape | None = None
     densities: dict[int, float] = field(default_factory=dict)
@@ -196,7 +194,8 @@ class ForwardState:
         if to_host:
             encoded = self.packer.encode_for_host(codec, x)
         else:
-            forecast = None if self.forecasts is None else self.forecasts.of(decision.storage)
+            known = self.forecasts is not None and decision.storage >= 0
+            forecast = self.forecasts.of(decision.storage) if known else None  # type: ignore[union-attr]
             encoded = self.packer.encode(codec, x, forecast, pays_bytes)
         if encoded is not None and encoded.nonzeros is not None and decision.storage >= 0:
             self.densities[decision.storage] = encoded.nonzeros / max(encoded.numel, 1)
@@ -212,24 +211,16 @@ class ForwardState:
         """An encoding of x on its way to the host; None (and a note) where the host has no memory for it."""
         journey: Any = self.journey
         try:
-            body = HostBody(journey.put(encoded, x.device))
+            return HostBody(journey.put(decision.storage, encoded, x.device))
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return None
-        journey.watch(decision.storage, body.parcel)
-        return body
 
     def away(self, kept: Any, device: torch.device, decision: Decision) -> Any:
         """What a node keeps for itself, on the host until it runs; as it is (and a note) without memory there."""
         journey: Any = self.journey
-
-        def put(what: torch.Tensor | Encoded) -> Any:
-            parcel = journey.put(what, device)
-            journey.watch(decision.storage, parcel)
-            return parcel
-
         try:
-            return AwayOnHost(kept, put)
+            return AwayOnHost(kept, lambda what: journey.put(decision.storage, what, device))
         except HostMemoryError as error:
             self.cannot(decision, str(error))
             return kept
@@ -271,8 +262,8 @@ class ForwardState:
             if self.is_source(decision.storage) and self.table.named(decision.storage) is None:
                 self.nodes[decision.storage] = x.grad_fn
             # now and then the zeros of what is kept dense although zeros are likely are counted: that may have changed
-            if self.probing and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
-                self.probes.append((decision.storage, x.numel(), self.packer.count(x.detach())))
+            if self.probing and self.forecasts and self.table.tagged(x) and x.dtype in KERNEL_DTYPES and covers(x):
+                self.packer.count(x.detach(), self.forecasts.of(decision.storage))
         return kept
 
     def record_own(self, call: int, op: str, kept: Any) -> None:

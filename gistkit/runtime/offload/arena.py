@@ -92,9 +92,6 @@ class PinnedArena:
         assert span is not None
         return span
 
-    def give(self, span: Span) -> None:
-        span.chunk.give(span.start, span.stop)
-
     def close(self) -> None:
         """Unpin everything; no copies may be left."""
         while self.chunks:

@@ -75,14 +75,14 @@ def _refuse(what: str, demand: str, got: str) -> None:
     raise PlanError(f"compress: plan is damaged: {what} must be {demand}, got {got}; {REMEDY}")
 
 
-def check_rows(plan: Plan, args: tuple, kwargs: dict) -> int:
-    """A forward's rows, 0 where they do not matter. Raise PlanMismatchError for more than planned; fewer are fine."""
+def check_rows(plan: Plan, args: tuple, kwargs: dict) -> None:
+    """Raise PlanMismatchError for a forward of more rows than planned; fewer are fine."""
     planned = plan.contract.batch
     if not planned or (plan.budget_bytes is None and plan.sub_batches == 1):
-        return 0
+        return
     most, rows = plan.planned_rows, batch_size((args, kwargs))
     if rows <= most:
-        return rows
+        return
     parts = "" if plan.sub_batches == 1 else f" (a batch of {planned} in {plan.sub_batches} sub-batches)"
     remedy = f"plan for a batch of {rows}"
     if plan.sub_batches > 1:

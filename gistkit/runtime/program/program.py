@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gistkit.codecs import dtype_of
 from gistkit.errors import PlanError
 from gistkit.formats import AUTO, MAX_ERROR
 from gistkit.ir import (
@@ -259,7 +260,7 @@ class Program:
                 done = call.covered + 1
             for save in _in_order(call):
                 if self.graph.storages[save.storage].kind in ("input", "activation"):
-                    known = found[number, getattr(torch, save.dtype.removeprefix("torch.")), save.shape]
+                    known = found[number, dtype_of(save.dtype), save.shape]
                     known[save.storage] = known.get(save.storage, False) or (type(save) is Save and save.read)
         return self._decided(gaps), self._decided(within)
 

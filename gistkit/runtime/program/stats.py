@@ -3,8 +3,7 @@ later; names and reasons are looked up when somebody asks for the stats."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,10 +41,6 @@ class StepStats:
     predicted_bytes: int | None
     kept_bytes: int
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """The stats as JSON text."""
-        return json.dumps(asdict(self))
 
 
 def payload_bytes(kept: Any) -> int:

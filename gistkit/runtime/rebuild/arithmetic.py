@@ -116,13 +116,9 @@ def _kinds(program: Program, rows: int, device: torch.device) -> Iterator[Kind]:
     graph = program.graph
     for call in program.norms():
         x, *others = (graph.values[v] for v in call.operands)
-        affine = next((_dtype(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
+        affine = next((dtype_of(v.dtype) for v in others if graph.storages[v.storage].kind == "parameter"), None)
         shape = (rows, *x.shape[1:]) if graph.batch and x.shape[0] == graph.batch else x.shape
         options: dict[str, Any] = call.options or {}
         for layout in dict.fromkeys((torch.contiguous_format, CHANNELS_LAST.get(len(shape), torch.contiguous_format))):
             stride = torch.empty(shape, device="meta", memory_format=layout).stride()
-            yield Kind(tuple(shape), stride, _dtype(x.dtype), device, affine, options["eps"])
-
-
-def _dtype(name: str) -> torch.dtype:
-    return dtype_of(name.removeprefix("torch."))
+            yield Kind(tuple(shape), stride, dtype_of(x.dtype), device, affine, options["eps"])

@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -28,9 +29,9 @@ from gistkit.runtime.recompute.calls import (
     unflattened,
 )
 from gistkit.runtime.recompute.steps import Reruns, Step, steps
-from gistkit.runtime.signature import AutocastState
 from gistkit.runtime.stash.stash import whole
 
+_AUTOCAST = attrgetter("call.autocast")
 RERUNS = 16
 """Of one segment's so many are known, by what was wanted and written down, before all are forgotten."""
 
@@ -117,7 +118,7 @@ class _Replay:
 
     def run(self, todo: Iterable[Step], wanted: Sequence[RecomputedBody]) -> None:
         there = self._there
-        for state, several in groupby(todo, _autocast):
+        for state, several in groupby(todo, _AUTOCAST):
             with autocast(state):
                 for step in several:
                     self._step(step)
@@ -180,10 +181,6 @@ class _Replay:
             raise ReplayError(f"storage {operand.storage} was not there when its segment ran anew")
         x = self._there[operand.key] = self._holds[operand.hold].dense()
         return x
-
-
-def _autocast(step: Step) -> AutocastState:
-    return step.call.autocast
 
 
 def _over(base: torch.Tensor, where: Any, dtype: torch.dtype) -> torch.Tensor:

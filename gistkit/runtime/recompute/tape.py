@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gistkit.capture import COVERED, PLAIN, bind, call_name, operands, tensors_in
+from gistkit.capture import PLAIN, bind, op_name, operands, tensors_in
 from gistkit.errors import GistError, PlanError, PlanMismatchError
 from gistkit.ir import Decision
 from gistkit.kernels import capturing
@@ -33,6 +33,7 @@ Hold = Callable[[torch.Tensor, int], Kept]
 Refuse = Callable[[int, str], None]
 AGAIN = "plan this model again"
 DIFFERS = "it does not come back bit for bit on this device"
+_name = lru_cache(maxsize=1024)(op_name)
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
 
@@ -266,8 +267,7 @@ class Tape:
     def _operands(self, func: Callable, args: tuple, kwargs: dict) -> list[tuple[torch.Tensor, int]]:
         """The call's tensors with the graph's storages, in the recorder's order."""
         call = self._plan.graph.calls[self._now.number]
-        op = COVERED.get(func)
-        bound = None if op is None else bind(op, func, args, kwargs)
+        bound = bind(func, args, kwargs)
         tensors = operands(bound) if bound is not None else [*tensors_in(args), *tensors_in(kwargs)]
         tensors = [t for t in tensors if t.layout == torch.strided and not t.is_nested]
         if len(tensors) != len(call.operands):
@@ -329,11 +329,6 @@ class Tape:
         return tuple(made.values())
 
 
-@lru_cache(maxsize=1024)
-def _name(func: Callable) -> str:
-    return COVERED.get(func) or call_name(func)
-
-
 def _random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:
     devices = {("cpu", 0)} | {("cuda", t.device.index) for t in found if t.is_cuda}
     return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
@@ -341,9 +336,7 @@ def _random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:
 
 def _running_statistics(call: Any, func: Callable, args: tuple, kwargs: dict) -> set[int]:
     """The arguments that a batch norm in training would update; without them it gives the same result."""
-    if call.op != "batch_norm" or COVERED.get(func) != "batch_norm":
-        return set()
-    bound: Any = bind("batch_norm", func, args, kwargs)
+    bound: Any = bind(func, args, kwargs) if call.op == "batch_norm" else None
     if bound is None or not bound.training:
         return set()
     return {id(t) for t in (bound.running_mean, bound.running_var) if t is not None}

@@ -17,7 +17,7 @@ import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,50 +30,29 @@ MARGIN = 0.02
 """Of share, in points, that a storage may have more non-zeros than in the last step (0.50 becomes 0.52); as shares near
 zero move as much as others (docs/log.md). Arrays are 4.3 % larger then than what is in them, and 0.8 % of the encodings
 larger than that (CPU); with one point it would be 2.3 % and 3.6 %, with three 6.3 % and 0.1 %."""
-SHOWN = 3
-Spilled = dict[int, tuple[int, int]]
-"""By storage the last step in which it had more elements than forecast, and what they took in bytes."""
 
 
 class Forecast(NamedTuple):
     """What is expected of one storage (``share``: of elements that are not zero; None: nothing is known).
-    ``heard(share, spilled bytes)`` is called when the count has reached the host."""
+    ``heard(share)`` is called when the count has reached the host."""
 
     share: float | None
-    heard: Callable[[float, int], None]
+    heard: Callable[[float], None]
 
 
-class Forecasts:
-    """One forward's: the ``shares`` by storage, ``learn`` that takes in those of a step, and ``spilled``, a note of
-    what went beyond a forecast. Counts may arrive when forward and backward are long over, so this holds no tensors."""
+class Forecasts(NamedTuple):
+    """One forward's: the ``shares`` by storage, and ``learn``, which takes in those of a step. Counts may arrive when
+    forward and backward are long over, so this holds no tensors."""
 
-    def __init__(
-        self, shares: Mapping[int, float], learn: Callable[[Mapping[int, float]], None], spilled: Spilled, step: int
-    ) -> None:
-        self._shares, self._learn, self._spilled, self._step = shares, learn, spilled, step
+    shares: Mapping[int, float]
+    learn: Callable[[Mapping[int, float]], None]
 
-    def of(self, storage: int) -> Forecast | None:
-        """The forecast of a planned storage; None for -1, which is none."""
-        return Forecast(self._shares.get(storage), partial(self._heard, storage)) if storage >= 0 else None
+    def of(self, storage: int) -> Forecast:
+        """The forecast of a planned storage."""
+        return Forecast(self.shares.get(storage), partial(self._heard, storage))
 
-    def _heard(self, storage: int, share: float, spilled_bytes: int) -> None:
-        self._learn({storage: share})
-        if spilled_bytes:
-            self._spilled[storage] = self._step, spilled_bytes
-
-
-def spilled_note(spilled: Spilled, step: int) -> str:
-    """Which storages went beyond their forecasts in a step, in words; empty where none did."""
-    beyond = [(nbytes, storage) for storage, (when, nbytes) in list(spilled.items()) if when == step]
-    found = sorted(beyond, reverse=True)
-    if not found:
-        return ""
-    worst = ", ".join(f"storage {storage} by {nbytes} bytes" for nbytes, storage in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return (
-        f"denser than the steps before: {worst}{more}; what was beyond the forecast is in the host's memory until it "
-        "is used, which is slower, not wrong"
-    )
+    def _heard(self, storage: int, share: float) -> None:
+        self.learn({storage: share})
 
 
 PLANNED = "as planned"
@@ -82,19 +61,20 @@ BY_COUNT = "how codes of {} are packed depends on their number"
 
 
 class Counting(NamedTuple):
-    """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory.
-    ``spilled``: the bytes beyond the forecast of so many stored elements. ``number``: how many encodings began before
-    it. ``why``: why it holds a scratch (empty: it was packed within a forecast)."""
+    """An encoding whose count is on its way: weakly held, so that one that is no longer wanted goes with its memory. Of
+    a tensor that is only counted there is none.
+    ``capacity``: of the arrays within a forecast. ``number``: how many encodings began before it. ``why``: why it holds
+    a scratch (empty: it was packed within a forecast)."""
 
-    encoded: weakref.ref[Encoded]
-    form: Sparse
+    encoded: Callable[[], Encoded | None]
+    form: Any
     ticket: PinnedTicket
     elements: int
     forecast: Forecast | None
-    spilled: Callable[[int], int]
     stream: Stream = None
     number: int = 0
     why: str = ""
+    capacity: int = 0
 
     def arrived(self, total: int) -> bool:
         """Take the count in; whether anybody still wants the encoding."""
@@ -107,7 +87,7 @@ class Counting(NamedTuple):
     def tell(self, total: int) -> None:
         """Say how much was stored."""
         if self.forecast is not None:
-            self.forecast.heard(total / self.elements, self.spilled(total))
+            self.forecast.heard(total / self.elements)
 
 
 class ExactPacker:
@@ -132,6 +112,8 @@ class ExactPacker:
         self._sent = 0
         self.waits: Counter[str] = Counter()
         """How often the host has waited for a count, by the reason why the encoding was delayed."""
+        self.beyond = 0
+        """How many encodings had more elements than their forecasts had room for."""
 
     def at_once(self, x: torch.Tensor) -> bool:
         """Whether the host learns x's sizes without a delay."""
@@ -171,26 +153,21 @@ class ExactPacker:
             if encoded.pending:
                 stream = stream_of(x)
                 ticket = self._transports[stream].send(form.total(encoded))
-                item = (form, ticket, encoded.numel, forecast, lambda _: 0, stream, self._sent, why)
+                item = form, ticket, encoded.numel, forecast, stream, self._sent, why
                 self._waiting.append(Counting(weakref.ref(encoded), *item))
         return encoded
 
     def _packed_within(self, form: Sparse, x: torch.Tensor, forecast: Forecast | None, capacity: int) -> Encoded | None:
         """The encoding of x in arrays as large as forecast; None where the host has no memory for what may be more."""
         assert self._spill is not None
-        n, dtype = x.numel(), x.dtype
-        memory = self._spill.take(form.spill_bytes(n, dtype, capacity), x)
+        memory = self._spill.take(form.spill_bytes(x.numel(), x.dtype, capacity), x)
         if memory is None:
             return None
         self._next(False)
         ticket = self._transports[stream_of(x)].open(x.device)
         encoded = form.begin_within(x, capacity, memory, ticket.slot)
         ticket.sent()
-
-        def spilled(total: int) -> int:
-            return form.within_bytes(n, dtype, max(total, capacity)) - form.within_bytes(n, dtype, capacity)
-
-        self._within.append(Counting(weakref.ref(encoded), form, ticket, n, forecast, spilled))
+        self._within.append(Counting(weakref.ref(encoded), form, ticket, x.numel(), forecast, capacity=capacity))
         return encoded
 
     def encode_for_host(self, form: Codec, x: torch.Tensor) -> Encoded:
@@ -211,13 +188,16 @@ class ExactPacker:
         newest = self._sent - self._lag
         self._settle(lambda item: item.number <= newest, wait)
 
-    def count(self, x: torch.Tensor) -> PinnedTicket | int:
-        """The number of elements of a dense x whose bit pattern is not zero, on its way to the host; never waits."""
-        total = torch.count_nonzero(bits_of(flat(x)))
+    def count(self, x: torch.Tensor, forecast: Forecast) -> None:
+        """Tell the forecast the share of elements of a dense x whose bit pattern is not zero, once it has reached the
+        host; never waits."""
+        n, total = max(x.numel(), 1), torch.count_nonzero(bits_of(flat(x)))
         if self.at_once(x):
-            return int(total)
+            forecast.heard(int(total) / n)
+            return
         with self._lock:
-            return self._transports[stream_of(x)].send(total)
+            ticket = self._transports[stream_of(x)].send(total)
+            self._within.append(Counting(lambda: None, None, ticket, n, forecast, capacity=n))
 
     def poll(self) -> int:
         """Settle every delayed encoding of the current stream and those within a forecast, oldest first, whose counts
@@ -263,7 +243,7 @@ class ExactPacker:
             if total is None:
                 break
             wanted += self._within[0].arrived(total)
-            self._within.popleft()
+            self.beyond += total > self._within.popleft().capacity
         return wanted
 
     def _settle(self, is_due: Callable[[Counting], bool], wait: bool) -> int:

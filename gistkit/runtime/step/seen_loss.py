@@ -30,9 +30,8 @@ class SeenLoss(TorchFunctionMode):
     def __init__(self, over_classes: Collection[Callable], over_elements: Collection[Callable], given: Any) -> None:
         super().__init__()
         self._over_classes, self._over_elements = over_classes, over_elements
-        self._given = list(tensors_in(given))
         # a copy of the targets is not held: what it was made of has the same labels
-        self._views = {id(t): (t, t) for t in self._given}
+        self._views = {id(t): (t, t) for t in tensors_in(given)}
         self._alone, self._result = True, None
         self.kind: tuple | None = None
         self.labels: torch.Tensor | None = None
@@ -44,7 +43,7 @@ class SeenLoss(TorchFunctionMode):
             return result
         if self._result is None and (func in self._over_classes or func in self._over_elements):
             self._result, self.kind = result, self._kind(func, args, kwargs)
-        elif args and id(args[0]) in self._views and self._keeps_rows(func, args):
+        elif args and id(args[0]) in self._views and _keeps_rows(func, args):
             view = self._views[id(args[0])][1]
             same = result.untyped_storage()._cdata == view.untyped_storage()._cdata
             self._views[id(result)] = result, result if same else view
@@ -56,17 +55,7 @@ class SeenLoss(TorchFunctionMode):
         """The function has returned ``loss``; its tensors are no longer held."""
         if not self._alone or loss is not self._result:
             self.kind = None
-        self._given, self._views, self._result = [], {}, None
-
-    def _keeps_rows(self, func: Callable, args: tuple) -> bool:
-        if func is _T.__getitem__:  # the same part of every row
-            where = args[1]
-            return (
-                _among(args[0], self._given) and type(where) is tuple and _is_all(where[0]) and all(map(_cuts, where))
-            )
-        if func is _T.transpose:
-            return _among(args[0], self._given) and len(args) == 3 and min(args[1:]) > 0
-        return func in WITHIN_ROWS
+        self._views, self._result = {}, None
 
     def _kind(self, func: Callable, args: tuple, kwargs: dict) -> tuple | None:
         """The loss with its options, where results and targets are all of its tensors."""
@@ -105,13 +94,10 @@ def _names(func: Callable) -> tuple[str, ...]:
     return tuple(inspect.signature(func).parameters)
 
 
-def _among(x: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    return any([x is t for t in tensors])
-
-
-def _is_all(index: Any) -> bool:
-    return type(index) is slice and index == slice(None)
-
-
-def _cuts(index: Any) -> bool:
-    return type(index) in (slice, int)
+def _keeps_rows(func: Callable, args: tuple) -> bool:
+    if func is _T.__getitem__:  # the same part of every row
+        where = args[1]
+        return type(where) is tuple and all(type(i) in (slice, int) for i in where) and where[0] == slice(None)
+    if func is _T.transpose:
+        return len(args) == 3 and min(args[1:]) > 0
+    return func in WITHIN_ROWS

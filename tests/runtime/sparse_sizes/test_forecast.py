@@ -28,11 +28,10 @@ class Host:
         self.counts = LateCounts()
         self.spill = Spill(lambda n, _: torch.empty(n, dtype=torch.uint8), lambda *_: limit_bytes)
         self.packer = ExactPacker(transport=lambda: self.counts, spill=self.spill, **options)
-        self.told: list[tuple[float, int]] = []
+        self.told: list[float] = []
 
     def encode(self, name: str, x: torch.Tensor, share: float | None) -> Encoded:
-        forecast = Forecast(share, lambda share, spilled_bytes: self.told.append((share, spilled_bytes)))
-        return self.packer.encode(CODECS[name], x, forecast=forecast)
+        return self.packer.encode(CODECS[name], x, forecast=Forecast(share, self.told.append))
 
 
 def values(seed: int = 0, zeros: float = 0.5, n: int = N) -> torch.Tensor:
@@ -52,8 +51,8 @@ def test_every_bit_comes_back_before_and_after_the_count_whatever_was_forecast(n
     assert same_bits(codec.decode(encoded), want) and host.counts.waited == 0
     if x.numel():
         stored = codec.encode(x).nonzeros
-        assert stored == encoded.nonzeros and host.told[0][0] == stored / x.numel()
-        assert (host.told[0][1] > 0) == (encoded.state()[2] is not None)
+        assert stored == encoded.nonzeros and host.told == [stored / x.numel()]
+        assert host.packer.beyond == (encoded.state()[2] is not None)
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -80,7 +79,7 @@ def test_a_format_whose_packing_depends_on_the_count_is_waited_for_and_says_so(n
     host = Host(bounded=True, lag=1)
     held = [host.encode(name, values(seed), 0.5) for seed in range(3)]
     assert [e.pending for e in held] == [False, False, True] and host.packer.waits == {BY_COUNT.format(name): 2}
-    assert [share for share, _ in host.told] == [int((values(seed) != 0).sum()) / N for seed in range(2)]
+    assert host.told == [int((values(seed) != 0).sum()) / N for seed in range(2)]
 
 
 def test_without_host_memory_it_is_waited_for_and_says_so():
