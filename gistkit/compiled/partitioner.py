@@ -226,7 +226,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    rewrites = {} if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
+    count = 0 if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:
@@ -235,7 +235,7 @@ def cut(
         moves.within(settings.budget)
     rows = moves.rows()
     moves.finish()
-    done = tuple((name, count) for name, count in rewrites.items() if count)
+    done = (("operands of which backward reads only the shape", count),) if count else ()
     peaks = predicted_peak(pair), moves.plain_peak_bytes
     record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), *peaks))
     return pair.forward, pair.backward
