@@ -199,10 +199,8 @@ class Moves:
         node = choice.node
         if choice.form is None or not self.pair.is_saved(node):
             return
-        form, fused = (
-            choice.form,
-            not isinstance(choice.form, Narrow | Cast),
-        )  # what is read from memory is decoded once
+        form = choice.form
+        fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
         if fused and self._last:
             form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None
