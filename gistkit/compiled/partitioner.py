@@ -93,7 +93,7 @@ class Moves:
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)
-        choice, cones = planned(pair, static_inputs, limits)
+        choice, cones = planned(pair, limits, static_inputs)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
             self.notes.append(f"{count} rebuilds are left out: {1e3 * seconds:.3f} ms beyond {share:.0%} of the step")
