@@ -130,6 +130,12 @@ def plain_bytes(pair: Pair) -> int:
     return sum({storage_of(node): storage_bytes(node) for node in own_tensors(pair)}.values())
 
 
+def kept_bytes(flow: Flow, limits: Limits) -> int:
+    """Bytes of the storages that are kept under limits, packed."""
+    kept = (flow.values[name] for name in choose(flow, limits).kept)
+    return sum({v.storage: v.weight for v in kept}.values())
+
+
 def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
     """One network's row."""
     found: dict[str, Any] = {}
@@ -143,14 +149,14 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
         began = time.perf_counter()
         flow = describe(pair, words.get("static_lifetime_input_indices"))
         choice = choose(flow, limits)
+        chosen_in_s = round(time.perf_counter() - began, 3)
         found.update(
-            plain_bytes=plain_bytes(plain), packed_bytes=choice.plain_bytes, kept_bytes=choice.kept_bytes,
+            plain_bytes=plain_bytes(plain), packed_bytes=flow.plain_bytes(), kept_bytes=kept_bytes(flow, limits),
             rebuilt_bytes=sum(c.saved_bytes for c in choice.cones), reads=sum(c.read_bytes for c in choice.cones),
-            cones=len(choice.cones), depth=max((c.depth for c in choice.cones), default=0),
-            chosen_in_s=round(time.perf_counter() - began, 3),
-            kept_of_saved_bytes=choose(of_saved(flow, limits), limits).kept_bytes,
-            kept_any_bits_bytes=choose(flow, replace(limits, bitwise=False)).kept_bytes,
-            kept_unlimited_bytes=choose(flow, free).kept_bytes,
+            cones=len(choice.cones), chosen_in_s=chosen_in_s,
+            kept_of_saved_bytes=kept_bytes(of_saved(flow, limits), limits),
+            kept_any_bits_bytes=kept_bytes(flow, replace(limits, bitwise=False)),
+            kept_unlimited_bytes=kept_bytes(flow, free),
             largest=largest(pair, choice),
         )  # fmt: skip
 

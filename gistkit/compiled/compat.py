@@ -6,7 +6,7 @@ They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileEr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -148,116 +148,96 @@ def prefers_channels_last(graph: fx.GraphModule) -> bool:
     return bool(decide(graph, is_inference=False))
 
 
-def _rule(operator: Any) -> Any:
-    """A decorator: what it decorates tells Inductor how to compile an operator, from Inductor's own values."""
-    return private("torch._inductor.lowering", "register_lowering")(operator, type_promotion_kind=None)
+def lower_by(rule: Callable[..., Any], operator: Any) -> None:
+    """Have Inductor compile an operator by one of the rules below, which are given Inductor's own values."""
+    private("torch._inductor.lowering", "register_lowering")(operator, type_promotion_kind=None)(rule)
 
 
-def lower_materialised(operator: Any) -> None:
-    """``operator(x, after, strides)``: x becomes a buffer, fused with nothing and computed behind ``after``."""
-    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
-
-    @_rule(operator)
-    def lower(x: Any, after: Any, strides: Any = None) -> Any:
-        graph = virtualized.graph
-        first = len(graph.operations)
-        after.realize()
-        begin = len(graph.operations)
-        if strides is not None:
-            x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
-        x.realize()
-        name = after.get_name()
-        for operation in graph.operations[begin:]:
-            if operation.get_operation_name() is not None and operation.get_name() != name:
-                graph.additional_buffer_deps[operation.get_operation_name()].add(name)
-        if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
-            graph.no_fuse_buffer_names.add(x.get_name())
-        return x
+def lower_materialised(x: Any, after: Any, strides: Any = None) -> Any:
+    """x becomes a buffer, fused with nothing and computed behind ``after``."""
+    graph, ir = private("torch._inductor.virtualized", "V").graph, private("torch._inductor", "ir")
+    first = len(graph.operations)
+    after.realize()
+    begin = len(graph.operations)
+    if strides is not None:
+        x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
+    x.realize()
+    name = after.get_name()
+    for operation in graph.operations[begin:]:
+        if operation.get_operation_name() is not None and operation.get_name() != name:
+            graph.additional_buffer_deps[operation.get_operation_name()].add(name)
+    if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
+        graph.no_fuse_buffer_names.add(x.get_name())
+    return x
 
 
-def lower_written(operator: Any) -> None:
-    """``operator(x)``: x becomes a buffer as any other, in the layout that Inductor gives to what forward saves."""
-    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
-
-    @_rule(operator)
-    def lower(x: Any) -> Any:
-        graph = virtualized.graph
-        node = graph.current_node
-        rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
-        strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
-        if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
-            strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
-        if strides and all(isinstance(s, int) for s in strides):
-            x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
-        x.realize()
-        return x
+def lower_written(x: Any) -> Any:
+    """x becomes a buffer as any other, in the layout that Inductor gives to what forward saves."""
+    graph, ir = private("torch._inductor.virtualized", "V").graph, private("torch._inductor", "ir")
+    node = graph.current_node
+    rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
+    strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
+    if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
+        strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
+    if strides and all(isinstance(s, int) for s in strides):
+        x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
+    x.realize()
+    return x
 
 
-def lower_moment(operator: Any) -> None:
-    """``operator(variance, count)``: the one buffer that the variance is computed from. Raises CompileError where
-    Inductor has the variance otherwise."""
-    virtualized, ir = private("torch._inductor.virtualized", "V"), private("torch._inductor", "ir")
-
-    @_rule(operator)
-    def lower(x: Any, count: float) -> Any:
-        quotient = x.data.data
-        reads = {read.name for read in quotient.get_reads()} if isinstance(quotient, ir.Pointwise) else set()
-        found = virtualized.graph.get_buffer(reads.pop()) if len(reads) == 1 else None
-        if found is None:
-            raise CompileError(
-                "compile: a variance must be a quotient of one buffer of Inductor's, as in torch "
-                f'{RELEASES}; got {type(quotient).__name__} in torch {torch.__version__}; pass fidelity="reassociated"'
-            )
-        return ir.TensorBox.create(found)
+def lower_moment(x: Any, count: float) -> Any:
+    """The one buffer that the variance x is computed from. Raises CompileError where Inductor has it otherwise."""
+    graph, ir = private("torch._inductor.virtualized", "V").graph, private("torch._inductor", "ir")
+    quotient = x.data.data
+    reads = {read.name for read in quotient.get_reads()} if isinstance(quotient, ir.Pointwise) else set()
+    found = graph.get_buffer(reads.pop()) if len(reads) == 1 else None
+    if found is None:
+        raise CompileError(
+            "compile: a variance must be a quotient of one buffer of Inductor's, as in torch "
+            f'{RELEASES}; got {type(quotient).__name__} in torch {torch.__version__}; pass fidelity="reassociated"'
+        )
+    return ir.TensorBox.create(found)
 
 
-def _lower_pointwise(operator: Any, made: Any) -> None:
-    """``operator(x, ...)``: ``made(ops, what loads x, dtype, ...)`` of each element."""
+def _pointwise(x: Any, made: Callable[[Any, Callable[[], Any], torch.dtype], Any]) -> Any:
+    """``made(ops, what loads x, dtype)`` of each element."""
+    ops, load, dtype = private("torch._inductor.virtualized", "ops"), x.make_loader(), x.get_dtype()
+
+    def inner(index: Any) -> Any:
+        return made(ops, lambda: load(index), dtype)
+
     pointwise = private("torch._inductor.ir", "Pointwise")
-    ops = private("torch._inductor.virtualized", "ops")
-
-    @_rule(operator)
-    def lower(x: Any, *words: Any) -> Any:
-        load, dtype = x.make_loader(), x.get_dtype()
-
-        def inner(index: Any) -> Any:
-            return made(ops, lambda: load(index), dtype, *words)
-
-        return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
+    return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
 
 
-def lower_variance(operator: Any) -> None:
-    """``operator(moment, count)``: Inductor's own variance, the moment over a constant."""
-    _lower_pointwise(operator, lambda ops, load, dtype, count: load() / ops.constant(count, dtype))
+def lower_variance(x: Any, count: float) -> Any:
+    """Inductor's own variance: the moment x over a constant."""
+    return _pointwise(x, lambda ops, load, dtype: load() / ops.constant(count, dtype))
 
 
-def lower_rounded(operator: Any) -> None:
-    """``operator(x)``: x is rounded to its own dtype where kernels compute in a wider one."""
-    _lower_pointwise(
-        operator, lambda ops, load, dtype: ops.to_dtype(ops.to_dtype(load(), dtype, use_compute_types=False), dtype)
+def lower_rounded(x: Any) -> Any:
+    """x is rounded to its own dtype where kernels compute in a wider one."""
+    return _pointwise(
+        x, lambda ops, load, dtype: ops.to_dtype(ops.to_dtype(load(), dtype, use_compute_types=False), dtype)
     )
 
 
-def lower_short(operator: Any) -> None:
-    """``operator(x)``: x; all that it is computed by counts as one operation and one read where Inductor decides by
-    their numbers which values become buffers."""
-    virtualized = private("torch._inductor.virtualized", "V")
+def lower_short(x: Any) -> Any:
+    """x; all that it is computed by counts as one operation and one read where Inductor decides by their numbers which
+    values become buffers."""
 
-    def made(ops: Any, load: Any, dtype: Any) -> Any:
-        counts = getattr(virtualized.get_ops_handler(), "__dict__", {})  # other attributes warn
+    def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
+        handler = private("torch._inductor.virtualized", "V").get_ops_handler()
+        counts = getattr(handler, "__dict__", {})  # other attributes warn
         before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
         loaded = load()
         counts.update({name: min(count + 1, counts[name]) for name, count in before.items()})
         return loaded
 
-    _lower_pointwise(operator, made)
+    return _pointwise(x, made)
 
 
-def lower_convolved(operator: Any) -> None:
-    """``operator(x, weight, stride, padding, dilation, groups)``: a convolution."""
-    lowerings = private("torch._inductor.lowering", "lowerings")
-
-    @_rule(operator)
-    def lower(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
-        made = lowerings[torch.ops.aten.convolution.default]
-        return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
+def lower_convolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+    """A convolution without bias."""
+    made = private("torch._inductor.lowering", "lowerings")[torch.ops.aten.convolution.default]
+    return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -184,7 +184,9 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
             setattr(pair.backward, str(node.target), getattr(pair.forward, str(node.target)))
         with build.graph.inserting_before(build.before):
             made = build.graph.node_copy(node, lambda n, reader=node: operand(n, reader))
-        again(made)
+        if made.target is torch.ops.aten.convolution.default:  # backward has an operator of its own for it
+            x, weight, _, stride, padding, dilation, _, _, groups = made.args
+            made.target, made.args = convolving(), (x, weight, stride, padding, dilation, groups)
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)
@@ -238,10 +240,3 @@ def grows(node: fx.Node) -> bool:
         return False
     read = sum(storage_bytes(n) for n in node.all_input_nodes if is_tensor(n))
     return isinstance(summed, int) and summed % _ALIGNED == 0 and 2 * read <= storage_bytes(node)
-
-
-def again(node: fx.Node) -> None:
-    """Have a copy of such a product be computed by the operator that backward has for it."""
-    if node.target is torch.ops.aten.convolution.default:
-        x, weight, _, stride, padding, dilation, _, _, groups = node.args
-        node.target, node.args = convolving(), (x, weight, stride, padding, dilation, groups)

@@ -56,7 +56,12 @@ def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
 
 
 def _library(node: fx.Node) -> bool:
-    return node.op == "call_function" and compat.operators().is_compute_intensive(node)
+    return compat.operators().is_compute_intensive(node)
+
+
+def _next_call(node: fx.Node) -> fx.Node | None:
+    """The first call of a library that follows from a node, or is it."""
+    return min(filter(_library, _dependents([node])), default=None)
 
 
 def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
@@ -105,9 +110,7 @@ def _defer(pair: Pair, place: fx.Node, large: list[fx.Node]) -> fx.Node | None:
         return None
     hosts = [r for leaf in large if pair.is_saved(leaf) for u in pair.place(leaf).users for r in readers(u)]
     hosts = [h for h in hosts if max(late) < h and LOADS not in h.meta and not _library(h)]
-    if not hosts:
-        return None
-    end = min((n for n in _dependents([min(hosts)]) if _library(n)), default=None)
+    end = _next_call(min(hosts)) if hosts else None
     if end is None:
         return None
     views = {u for u in users if is_view(u) and set(readers(u)) <= set(late)}
@@ -121,7 +124,7 @@ def _store_shared(graph: fx.Graph, made: fx.Node) -> bool:
     the next call of a library; whether there is one."""
     known = {made}
     for node in [u for u in made.users if _fused(u)]:
-        end = min((n for n in _dependents([node]) if _library(n)), default=node)
+        end = _next_call(node) or node
         for n in _between(node.prev, end):
             if known.isdisjoint(n.all_input_nodes) or not _fused(n):
                 continue

@@ -40,9 +40,8 @@ class _Kernel(NamedTuple):
 def predicted_peak(pair: Pair) -> int:
     """Bytes at the peak of a step of a pair, which may be in the middle of edits."""
     held = _storages(pair.inputs)
-    saved = _storages(node for node in (*pair.tensors, *pair.outputs) if is_tensor(node))
-    forward = _peak(pair.forward.graph, held, set(saved))
-    results = [n for n in tree_leaves(pair.backward.graph.output_node().args[0]) if is_tensor(n)]
+    forward = _peak(pair.forward.graph, held, set(_storages((*pair.tensors, *pair.outputs))))
+    results = set(_storages(tree_leaves(pair.backward.graph.output_node().args[0])))
     places = {pair.place(node) for node in pair.tensors}
     foreign = pair.foreign_storages
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader
@@ -51,7 +50,7 @@ def predicted_peak(pair: Pair) -> int:
     tangents = {n for n in pair.backward.graph.find_nodes(op="placeholder") if is_tensor(n) and n not in places}
     start = {key: size for key, size in _storages(places).items() if key in own} | _storages(tangents)
     fixed = sum(held.values()) + sum(beside.values())
-    backward = fixed + _peak(pair.backward.graph, start, {storage_of(n) for n in results}, set(held) | set(beside))
+    backward = fixed + _peak(pair.backward.graph, start, results, set(held) | set(beside))
     return max(forward, backward)
 
 

@@ -33,7 +33,7 @@ _LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
 
 
 def _operator(
-    schema: str, rule: Callable[[Any], None], made: Callable = lambda x, *_: x.clone(), fake: Callable | None = None
+    schema: str, rule: Callable[..., Any], made: Callable = lambda x, *_: x.clone(), fake: Callable | None = None
 ) -> Callable[[], Any]:
     """An operator; Inductor knows how to compile it from the first call of what is returned on."""
     name = schema.partition("(")[0]
@@ -44,7 +44,7 @@ def _operator(
     @cache
     def overload() -> Any:
         found = getattr(torch.ops.gistkit, name).default
-        rule(found)
+        compat.lower_by(rule, found)
         return found
 
     return overload

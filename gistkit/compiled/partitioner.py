@@ -93,7 +93,7 @@ class Moves:
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)
-        choice, cones = planned(pair, static_inputs, limits)
+        choice, cones = planned(pair, limits, static_inputs)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
             slow = f", or exceed {share:.0%} of the step" if limited else ""
@@ -200,10 +200,8 @@ class Moves:
         node = choice.node
         if choice.form is None or not self.pair.is_saved(node):
             return
-        form, fused = (
-            choice.form,
-            not isinstance(choice.form, Narrow | Cast),
-        )  # what is read from memory is decoded once
+        form = choice.form
+        fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
         if fused and self._last:
             form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None
@@ -227,7 +225,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    rewrites = {} if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
+    count = 0 if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:
@@ -236,7 +234,7 @@ def cut(
         moves.within(settings.budget)
     rows = moves.rows()
     moves.finish()
-    done = tuple((name, count) for name, count in rewrites.items() if count)
+    done = (("operands of which backward reads only the shape", count),) if count else ()
     peaks = predicted_peak(pair), moves.plain_peak_bytes
     record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), *peaks))
     return pair.forward, pair.backward

@@ -64,9 +64,9 @@ def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
     return True
 
 
-def shape_only_operands(graph: fx.Graph) -> int:
+def rewritten(joint: fx.GraphModule) -> int:
     """Put stand-ins in place of operands of which only the shape is read; returns how many."""
-    count = 0
+    count, graph = 0, joint.graph
     for node in list(graph.nodes):
         x: Any = node.args[1] if node.op == "call_function" and node.target in _SHAPE_ONLY else None
         if not is_tensor(x) or x.target is aten.expand.default:
@@ -75,13 +75,7 @@ def shape_only_operands(graph: fx.Graph) -> int:
         one = build.full([], 0, value(x).dtype, value(x).device)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
-    return count
-
-
-def rewritten(joint: fx.GraphModule) -> dict[str, int]:
-    """The rewrite; how often it was done, in words."""
-    done = {"operands of which backward reads only the shape": shape_only_operands(joint.graph)}
-    joint.graph.eliminate_dead_code()
-    joint.graph.lint()
+    graph.eliminate_dead_code()
+    graph.lint()
     joint.recompile()
-    return done
+    return count

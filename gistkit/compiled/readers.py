@@ -7,13 +7,11 @@ through them, so they are moved behind, next to their readers.
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import fx
 
 from gistkit.compiled import compat
-from gistkit.compiled.split import elements, is_tensor, is_view
+from gistkit.compiled.split import elements, is_tensor, is_view, origin
 
 LOADS = "gistkit_loads"
 """In the ``meta`` of a rebuild's nodes: whether it reads a buffer, though Inductor could fuse it with what makes it."""
@@ -65,7 +63,7 @@ def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
         if at in seen or at.op != "call_function" or (is_tensor(at) and elements(at) <= 1):
             continue
         seen.add(at)
-        if not _in_memory(at):
+        if not is_tensor(at) or not compat.operators().is_compute_intensive(origin(at)):
             if best is None or best < at:
                 stack.extend(at.all_input_nodes)
         elif at < user and (best is None or best < at):
@@ -81,9 +79,3 @@ def _rebuilt_by(node: fx.Node) -> fx.Node:
             return node
         found = min(found.users)
     return found
-
-
-def _in_memory(node: fx.Node) -> bool:
-    table = compat.operators()
-    made_by = node.args[0] if node.target is operator.getitem else node
-    return isinstance(made_by, fx.Node) and is_tensor(node) and table.is_compute_intensive(made_by)

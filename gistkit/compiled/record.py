@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from gistkit.profiling import cache_folder
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -74,16 +76,13 @@ def write(record: GraphRecord) -> None:
         found.append(record)
 
 
-def folder() -> Path:
-    """Where records of cached graphs are: ``$GISTKIT_CACHE``, else ``gistkit`` in the user's cache folder."""
-    own, shared = os.environ.get("GISTKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    root = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
-    return root / "compiled"
+def _file(key: str) -> Path:
+    return cache_folder() / "compiled" / f"{key}.json"
 
 
 def remember(key: str, records: list[GraphRecord]) -> None:
     """Write records to the cache. What cannot be written is left out: only a report would miss it."""
-    path = folder() / f"{key}.json"
+    path = _file(key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -96,6 +95,6 @@ def remember(key: str, records: list[GraphRecord]) -> None:
 def recalled(key: str) -> list[GraphRecord]:
     """The records under a key, none where there is no file that can be read."""
     try:
-        return msgspec.json.decode((folder() / f"{key}.json").read_bytes(), type=list[GraphRecord])
+        return msgspec.json.decode(_file(key).read_bytes(), type=list[GraphRecord])
     except (OSError, msgspec.MsgspecError):
         return []

@@ -115,9 +115,17 @@ class Pair:
         if node.name not in self._places:
             if self.is_overwritten(node):
                 raise ValueError(f"{node.name} is overwritten in forward, so backward cannot be given it; leave it out")
-            self._free_name(node.name)
+            graph = self.backward.graph
+            other = next((n for n in graph.nodes if n.name == node.name), None)
+            if other is not None:  # the copy of the node that the cut made to run it anew
+                other._rename(self.fresh_name(f"{node.name}_again"))
+            with graph.inserting_before(next(iter(graph.nodes))):
+                made = graph.placeholder(node.name)
+            if made.name != node.name:
+                made._rename(node.name)
+            made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
             self.saved.append(node)
-            self._places[node.name] = self._placeholder(node)
+            self._places[node.name] = made
         return self._places[node.name]
 
     def forget(self, node: fx.Node) -> None:
@@ -132,21 +140,6 @@ class Pair:
             count += 1
             name = f"{wish}_{count}"
         return name
-
-    def _free_name(self, name: str) -> None:
-        """Rename a node of backward that has the name, as the copy of the node that the cut made to run it anew."""
-        other = next((node for node in self.backward.graph.nodes if node.name == name), None)
-        if other is not None:
-            other._rename(self.fresh_name(f"{name}_again"))
-
-    def _placeholder(self, node: fx.Node) -> fx.Node:
-        first = next(iter(self.backward.graph.nodes))
-        with self.backward.graph.inserting_before(first):
-            made = self.backward.graph.placeholder(node.name)
-        if made.name != node.name:
-            made._rename(node.name)
-        made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
-        return made
 
     def drop_unread(self) -> None:
         """Save no more what no operator of backward reads."""
@@ -164,7 +157,10 @@ class Pair:
         numbers = [n for n in self.saved if is_number(n)]
         objects = [n for n in self.saved if not is_tensor(n) and not is_number(n)]
         self.saved = [*checked, *unchecked, *objects, *numbers]
-        self._order_placeholders([*numbers, *checked, *unchecked, *objects])
+        for node in reversed([*numbers, *checked, *unchecked, *objects]):
+            first, place = next(iter(self.backward.graph.nodes)), self._places[node.name]
+            if place is not first:
+                first.prepend(place)
         output = self.forward.graph.output_node()
         output.args = ((*self.outputs, *self.saved),)
         if output.meta.get("desc"):
@@ -186,12 +182,12 @@ class Pair:
             if symbol in nodes:
                 self.place(nodes[symbol])
 
-    def _order_placeholders(self, wanted: list[fx.Node]) -> None:
-        places = [self._places[node.name] for node in wanted]
-        for node in reversed(places):
-            first = next(iter(self.backward.graph.nodes))
-            if node is not first:
-                first.prepend(node)
+
+def origin(node: fx.Node) -> fx.Node:
+    """The operator behind an element of its several results; a node itself where it is no such element."""
+    while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
 
 
 def is_view(node: fx.Node) -> bool:

@@ -108,12 +108,16 @@ def _measured(place: torch.device) -> Hardware:
         )
 
 
+def cache_folder() -> Path:
+    """The folder of gistkit's caches: ``$GISTKIT_CACHE``, else ``gistkit`` in the user's cache folder."""
+    own, shared = os.environ.get("GISTKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    return Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
+
+
 def calibration_file(device_name: str) -> Path:
     """The file of a device's rates under this PyTorch."""
-    own, shared = os.environ.get("GISTKIT_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    folder = Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
     card, version = (re.sub(r"[^A-Za-z0-9.+-]+", "-", text) for text in (device_name, str(torch.__version__)))
-    return folder / "hardware" / f"{card}-torch-{version}.json"
+    return cache_folder() / "hardware" / f"{card}-torch-{version}.json"
 
 
 def kept_calibration(device_name: str) -> Hardware | None:

@@ -7,7 +7,6 @@ that dimension divided and the others as they are, so sizes may be symbolic.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ import torch
 from torch import fx
 
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.split import memory_order, value
+from gistkit.compiled.split import memory_order, origin, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 MAP_POSITIONS = 16
@@ -125,9 +124,7 @@ def _form(name: str, bits: int, x: torch.Tensor, dtype: torch.dtype, channels_la
 
 def window_positions(node: fx.Node) -> int | None:
     """Positions in the window of the max-pool that made a map; None for a node that is no such map."""
-    if node.target is not operator.getitem or node.args[1] != 1:
-        return None
-    pool = node.args[0]
-    if not isinstance(pool, fx.Node) or pool.target is not prims._low_memory_max_pool_with_offsets.default:
+    pool = origin(node)
+    if pool is node or node.args[1] != 1 or pool.target is not prims._low_memory_max_pool_with_offsets.default:
         return None
     return prod(pool.args[1])  # type: ignore[arg-type]

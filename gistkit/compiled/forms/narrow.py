@@ -74,9 +74,7 @@ class Narrow:
             if self._whole:
                 factor = build(aten.expand.default, factor, [-1, SCALE_BLOCK])
                 factor = build(aten.reshape.default, factor, [-1])
-            values = build(aten.mul.Tensor, values, factor)
-            most = torch.finfo(self.dtype).max
-            values = op.clamped(values, most)
+            values = op.clamped(build(aten.mul.Tensor, values, factor), torch.finfo(self.dtype).max)
         flat = build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
@@ -194,8 +192,7 @@ class _Arithmetic:
 
     def hardware_codes(self, wide: fx.Node, flush: bool) -> fx.Node:
         """float8_e4m3fn; ``flush``: zeros for what rounds below the least normal number."""
-        most = self.f.max_finite
-        wide = self.clamped(wide, most)
+        wide = self.clamped(wide, self.f.max_finite)
         if flush:  # half a unit of the grid below the least normal number is still rounded up to it
             least = self.f.min_normal * (1 - 2.0 ** -(self.f.mantissa_bits + 2))
             small = self.build(aten.lt.Scalar, self.build(aten.abs.default, wide), least)

@@ -13,7 +13,6 @@ values:
 
 from __future__ import annotations
 
-import operator
 from functools import cache
 from math import prod
 
@@ -22,7 +21,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory, is_low, readers_of, selects
-from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, storage_of, value
+from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _ADDING = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar})
@@ -44,20 +43,17 @@ _PERSISTENT, _UNROLLED = 1024, 8
 class Arithmetic:
     """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set, as on the CPU."""
 
-    def __init__(self, pair: Pair, roundings: Roundings, same_kernels: bool) -> None:
-        self._pair, self._roundings, self._on = pair, roundings, same_kernels
-        self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
+    def __init__(self, pair: Pair, same_kernels: bool) -> None:
+        self.roundings, self._on = Roundings(pair, same_kernels), same_kernels
         self._saved = {node.name for node in pair.tensors}
-        self._first_view: dict[int, int] = {}
-        for node in pair.tensors:
-            at = self._first_view.setdefault(storage_of(node), self._order[node])
-            self._first_view[storage_of(node)] = min(at, self._order[node])
+        self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
         self._last = compat.prefers_channels_last(pair.forward) if same_kernels else False
-        self._norms: dict[fx.Node, str] = {}
-        self._statistics: dict[fx.Node, fx.Node | None] = {}
+        self.statistic, self.place = cache(self._statistic), cache(self._place)
 
     def follows(self, node: fx.Node, inlined: bool = False) -> bool:
         """Whether a node computed anew has forward's bits; ``inlined``: as a reader of it computes it."""
+        if not self.roundings.follows(node):
+            return False
         if not self._on or node.op != "call_function" or is_view(node) or not is_tensor(node):
             return True
         if not inlined and self.statistic(node) is not None and storage_of(node) in self._first_view:
@@ -70,7 +66,7 @@ class Arithmetic:
         norm = self.statistic(y) if self._on else None
         if norm is None or self.place(norm) != APART or not is_pointwise(y) or y.name in self._saved:
             return False
-        return storage_of(y) in self._first_view and self._order[reader] < self._first_view[storage_of(y)]
+        return storage_of(y) in self._first_view and reader < self._first_view[storage_of(y)]
 
     def count_of(self, node: fx.Node) -> float | None:
         """What Inductor divides a moment by to make a variance that a kernel of its own reads; None for other nodes."""
@@ -85,19 +81,8 @@ class Arithmetic:
         correction = node.args[0].kwargs.get("correction", 1)  # type: ignore[union-attr]
         return float(max(count - (1 if correction is None else correction), 0)) or None  # type: ignore[operator]
 
-    def statistic(self, node: fx.Node) -> fx.Node | None:
+    def _statistic(self, node: fx.Node) -> fx.Node | None:
         """The ``var_mean`` that a small value is computed from, pointwise and with nothing larger; None of others."""
-        if node not in self._statistics:
-            self._statistics[node] = self._find_statistic(node)
-        return self._statistics[node]
-
-    def place(self, norm: fx.Node) -> str:
-        """Where a ``var_mean``'s results are read, as far as is known."""
-        if norm not in self._norms:
-            self._norms[norm] = self._place(norm)
-        return self._norms[norm]
-
-    def _find_statistic(self, node: fx.Node) -> fx.Node | None:
         if _is_statistic(node):
             return node.args[0]  # type: ignore[return-value]
         if not is_tensor(node) or not (is_pointwise(node) or is_view(node)):
@@ -113,7 +98,7 @@ class Arithmetic:
         if self._divided_here(behind_views(y), node):
             return False
         sure = _made_alike(behind_views(y)) if norm is None else self.place(norm) != UNCERTAIN
-        if not sure and not self._roundings.from_memory(behind_views(y), node):
+        if not sure and not self.roundings.from_memory(behind_views(y), node):
             return False
         return node.target not in _ADDING or self._added_alike(y, node)
 
@@ -121,17 +106,17 @@ class Arithmetic:
         """Whether a node divides a moment itself, before a view of the variance y is saved."""
         if not _is_statistic(y) or y.args[1] != 0 or y.name in self._saved or storage_of(y) not in self._first_view:
             return False
-        return self._order[node] < self._first_view[storage_of(y)]
+        return node < self._first_view[storage_of(y)]
 
     def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
         """Whether what is added is a product in both kernels, or in neither."""
         while y.op == "call_function" and (is_view(y) or y.target is prims.convert_element_type.default):
-            if self._roundings.to_be_rounded(y, node) or (y.name in self._saved and is_low(y)):
+            if self.roundings.to_be_rounded(y, node) or (y.name in self._saved and is_low(y)):
                 return True
             if len(readers_of(y)) > 1 and _product_behind(y) is not None:
                 return False
             y = y.all_input_nodes[0]
-        if _product_behind(y) is None or self._roundings.from_memory(y, node) or self._roundings.exact(y):
+        if _product_behind(y) is None or self.roundings.from_memory(y, node) or self.roundings.exact(y):
             return True
         return len(readers_of(y)) == 1 and y.name not in self._saved
 
@@ -140,7 +125,7 @@ class Arithmetic:
         stack, seen = [x], set()
         while stack:
             node = stack.pop()
-            if node in seen or in_memory(node) or self._roundings.from_memory(node, norm):
+            if node in seen or in_memory(node) or self.roundings.from_memory(node, norm):
                 continue
             seen.add(node)
             if node.target in _MASKED:
@@ -149,6 +134,7 @@ class Arithmetic:
         return False
 
     def _place(self, norm: fx.Node) -> str:
+        """Where a ``var_mean``'s results are read, as far as is known."""
         x, dims = _reduced(norm)
         tensor = value(x)
         strides = tensor.stride()
@@ -166,9 +152,7 @@ class Arithmetic:
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
-        return False
-    return node.args[0].target is aten.var_mean.correction
+    return origin(node) is not node and origin(node).target is aten.var_mean.correction
 
 
 def _reduced(norm: fx.Node) -> tuple[fx.Node, set[int]]:
@@ -188,19 +172,19 @@ def _product_behind(node: fx.Node) -> fx.Node | None:
 
 
 @cache
-def _alike() -> frozenset:
-    """What is no pointwise operator to PyTorch, but copied, drawn, chosen or summed in one order by all lanes."""
+def copies() -> frozenset:
+    """Operators besides the pointwise ones that read and write memory and compute next to nothing."""
     named = (
         aten.clone.default, aten.full.default, aten.scalar_tensor.default, aten.arange.start_step, prims.iota.default,
-        prims.inductor_lookup_seed.default, prims.inductor_random.default,
-        prims._low_memory_max_pool_with_offsets.default,
+        prims.inductor_lookup_seed.default, prims.inductor_random.default, prims.convert_element_type.default,
     )  # fmt: skip
-    return frozenset(named) | _SUMS | _MASKED
+    return _MASKED.union(named)
 
 
 def _made_alike(y: fx.Node) -> bool:
-    """Whether all lanes and all kernels have the same of a value, whether it is loaded or computed where it is read."""
-    source = y.args[0] if y.target is operator.getitem else y
-    assert isinstance(source, fx.Node)
+    """Whether all lanes and all kernels have the same of a value, whether it is loaded or computed where it is read:
+    if it is no pointwise operator's, it is copied, drawn, chosen or summed in one order by all lanes."""
+    source = origin(y)
     known = in_memory(source) or is_pointwise(source) or selects(source) or is_view(source)
-    return known or source.target in _alike()
+    chosen = source.target is prims._low_memory_max_pool_with_offsets.default or source.target in _SUMS
+    return known or chosen or source.target in copies()

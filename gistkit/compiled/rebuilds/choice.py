@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Value, cheapest, region
+from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Limits, Value, cheapest, region
 
 _ROUNDS = 12
 _SMALL = 64
@@ -24,59 +24,33 @@ ROW_SOURCES = 2
 
 
 @dataclass(frozen=True)
-class Limits:
-    """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
-    ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
-    ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
-    a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
-    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: see
-    :func:`gistkit.compiled.rebuilds.flow.describe`. ``time_share``: of the step's modelled time, for all rebuilds.
-    ``bits``: of a float that is kept, at most."""
-
-    depth: int = 4
-    reads: float = 4.0
-    least_bytes: int = 1 << 16
-    least_share: float = 1e-3
-    bitwise: bool = True
-    same_kernels: bool = False
-    products: bool = True
-    time_share: float = float("inf")
-    bits: int = 64
-
-
-@dataclass(frozen=True)
 class Cone:
     """How one tensor is rebuilt. ``nodes``: what is computed anew, in order, ``root`` last. ``leaves``: what that is
     computed from, ``extra_leaves`` what of that is kept for rebuilds only, and ``rebuilt_leaves`` what of it is rebuilt
-    itself, and read where that is. ``depth`` as in :class:`Limits`.
+    itself, and read where that is.
     ``saved_bytes``: bytes not kept for the root any more. ``read_bytes``: bytes that are read instead of them.
-    ``time_s``: modelled, to read those, to write the root, and of products.
-    ``bitwise``: whether it gives the forward's bits by construction."""
+    ``time_s``: modelled, to read those, to write the root, and of products."""
 
     root: str
     nodes: tuple[str, ...]
     leaves: tuple[str, ...]
     extra_leaves: tuple[str, ...]
     rebuilt_leaves: tuple[str, ...]
-    depth: int
     saved_bytes: int
     read_bytes: int
     time_s: float
-    bitwise: bool
 
 
 @dataclass(frozen=True)
 class Choice:
     """``kept``: storages that stay or are kept in addition, by the names of the values that own them, and ``reasons``
     for each. ``cones``: one for each tensor that is rebuilt, in forward's order; ``left_out``: those that take too
-    long. Bytes are those between forward and backward, packed."""
+    long."""
 
     kept: tuple[str, ...]
     reasons: tuple[str, ...]
     cones: tuple[Cone, ...]
     left_out: tuple[Cone, ...]
-    plain_bytes: int
-    kept_bytes: int
 
 
 @dataclass(frozen=True)
@@ -213,7 +187,7 @@ class _Search:
         return kept
 
 
-def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
+def choose(flow: Flow, limits: Limits) -> Choice:
     """The choice for a flow; always the same for the same flow and limits."""
     search = _Search(flow, limits)
     kept, slow = search.solve(), dict[str, Cone]()
@@ -230,11 +204,10 @@ def choose(flow: Flow, limits: Limits = Limits()) -> Choice:
     rebuilt = {cone.root for cone in cones}
     used = dict.fromkeys([*search.small, *(flow.base(flow.values[r]).name for r in search.roots if r not in rebuilt)])
     used |= dict.fromkeys(n for cone in cones for n in _kept_leaves(flow, cone.leaves, cone.rebuilt_leaves))
-    kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in used}.values())
     names = tuple(n for n in flow.values if n in used)
     words = {n: f"computing it anew would take {1e6 * cone.time_s:.0f} us by the model" for n, cone in slow.items()}
     reasons = tuple(words.get(n) or search.reason(n) for n in names)
-    return Choice(names, reasons, tuple(cones), tuple(slow.values()), flow.plain_bytes(), kept_bytes)
+    return Choice(names, reasons, tuple(cones), tuple(slow.values()))
 
 
 def _cones(search: _Search, kept: set[str]) -> list[Cone]:
@@ -250,11 +223,8 @@ def _cones(search: _Search, kept: set[str]) -> list[Cone]:
         gone = base.storage not in stay and base.storage not in counted
         counted.add(base.storage)
         extra = tuple(n for n in _kept_leaves(flow, reach.leaves, reach.rebuilt) if not flow.values[n].needed)
-        bitwise = all(flow.values[n].follows for n in reach.nodes) and all(flow.values[n].settled for n in extra)
-        cones.append(Cone(
-            root, reach.nodes, reach.leaves, extra, reach.rebuilt, reach.depth, base.weight if gone else 0,
-            reach.read_bytes, _time_s(search, root, reach), bitwise,
-        ))  # fmt: skip
+        saved_bytes, time_s = base.weight if gone else 0, _time_s(search, root, reach)
+        cones.append(Cone(root, reach.nodes, reach.leaves, extra, reach.rebuilt, saved_bytes, reach.read_bytes, time_s))
     return cones
 
 

@@ -10,22 +10,16 @@ from gistkit.compiled import edit
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic
 from gistkit.compiled.rebuilds.choice import Choice, Cone, Limits, choose
 from gistkit.compiled.rebuilds.flow import TWIN, describe
-from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import Pair
 
-_DEFAULT = Limits()
 
-
-def planned(
-    pair: Pair, static_inputs: Iterable[int] | None = None, limits: Limits = _DEFAULT
-) -> tuple[Choice, list[edit.Cone]]:
+def planned(pair: Pair, limits: Limits, static_inputs: Iterable[int] | None = None) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
     its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
-    choice = choose(describe(pair, static_inputs, limits.same_kernels, limits.products, limits.bits), limits)
-    roundings = Roundings(pair, limits.same_kernels)
-    arithmetic = Arithmetic(pair, roundings, limits.same_kernels)
+    choice = choose(describe(pair, static_inputs, limits), limits)
+    arithmetic = Arithmetic(pair, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}
-    return choice, [_as_nodes(cone, named, roundings, arithmetic) for cone in reversed(choice.cones)]
+    return choice, [_as_nodes(cone, named, arithmetic) for cone in reversed(choice.cones)]
 
 
 def readers_first(cones: Iterable[edit.Cone]) -> list[edit.Cone]:
@@ -46,11 +40,11 @@ def readers_first(cones: Iterable[edit.Cone]) -> list[edit.Cone]:
     return list(done.values())
 
 
-def _as_nodes(cone: Cone, named: dict[str, fx.Node], roundings: Roundings, arithmetic: Arithmetic) -> edit.Cone:
+def _as_nodes(cone: Cone, named: dict[str, fx.Node], arithmetic: Arithmetic) -> edit.Cone:
     nodes = tuple(dict.fromkeys(named[name.removesuffix(TWIN)] for name in cone.nodes))
     inside, leaves = set(nodes), tuple(named[name] for name in cone.leaves)
     pairs = [(operand, node) for node in nodes for operand in node.all_input_nodes if operand in inside]
-    rounded = frozenset(pair for pair in pairs if roundings.to_be_rounded(*pair))
+    rounded = frozenset(pair for pair in pairs if arithmetic.roundings.to_be_rounded(*pair))
     counts = {leaf: count for leaf in leaves if (count := arithmetic.count_of(leaf)) is not None}
     loaded = frozenset(named[name] for name in cone.rebuilt_leaves)
     return edit.Cone(named[cone.root], nodes, leaves, rounded, counts, loaded)

@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 import torch
 from torch import fx
@@ -18,18 +18,38 @@ from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import grows
-from gistkit.compiled.rebuilds.arithmetic import Arithmetic
+from gistkit.compiled.rebuilds.arithmetic import Arithmetic, copies
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
-from gistkit.compiled.split import Pair, by_row, is_number, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, by_row, is_number, is_tensor, is_view, origin, storage_bytes, storage_of, value
 from gistkit.planning.min_cut import UNKEPT, least_cut  # UNKEPT: views, and what would be rounded if it were kept
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 _SPLITS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)  # no views to the partitioner's table
 FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 BYTES_A_S, OPERATIONS_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}
 """Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products'; by the bytes of an element."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
+    ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
+    ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
+    a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
+    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: some may be made anew.
+    ``time_share``: of the step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
+
+    depth: int = 4
+    reads: float = 4.0
+    least_bytes: int = 1 << 16
+    least_share: float = 1e-3
+    bitwise: bool = True
+    same_kernels: bool = False
+    products: bool = True
+    time_share: float = float("inf")
+    bits: int = 64
 
 
 @dataclass(frozen=True)
@@ -84,18 +104,13 @@ class Flow:
         return v
 
 
-def describe(
-    pair: Pair, static_inputs: Iterable[int] | None = None, same_kernels: bool = False, products: bool = True,
-    bits: int = 64,
-) -> Flow:  # fmt: skip
-    """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters.
-    ``same_kernels``: see :class:`gistkit.compiled.rebuilds.rounding.Roundings`. ``products``: some may be made anew.
-    ``bits``: of a float that is kept, at most."""
+def describe(pair: Pair, static_inputs: Iterable[int] | None = None, limits: Limits = Limits()) -> Flow:
+    """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
     static = set(static_inputs or ())
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
     foreign = pair.foreign_storages
-    roundings = Roundings(pair, same_kernels)
-    arithmetic = Arithmetic(pair, roundings, same_kernels)
+    arithmetic = Arithmetic(pair, limits.same_kernels)
+    roundings = arithmetic.roundings
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
     readings = Counter(storage_of(node) for node in pair.tensors)
@@ -103,7 +118,7 @@ def describe(
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
-        inputs = tuple(_twin(n, node, arithmetic, roundings, values) for n in node.all_input_nodes)
+        inputs = tuple(_twin(n, node, arithmetic, values) for n in node.all_input_nodes)
         if not is_tensor(node):
             kind = FREE if is_number(node) else CHEAP if _looks(node) else MADE
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
@@ -112,15 +127,14 @@ def describe(
         view = _is_view_of_known(node, values, storage)
         is_needed = node.name in needed
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
-        follows = roundings.follows(node) and arithmetic.follows(node)
         read = (n for n in node.all_input_nodes if n.name in needed)
         loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
         kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
-        again = kind == MADE and products and grows(node) and _may_run_again(node) and readings[storage] <= 1
-        weight = UNKEPT if view and not stays else packed_bytes(node, bits)
+        again = kind == MADE and limits.products and grows(node) and _may_run_again(node) and readings[storage] <= 1
+        weight = UNKEPT if view and not stays else packed_bytes(node, limits.bits)
         values[node.name] = Value(
             node.name, inputs, CHEAP if again else kind, storage, weight, _bytes(node),
-            is_needed, view, follows=follows and not stays and not (relaid and _is_relaid(node)),
+            is_needed, view, follows=arithmetic.follows(node) and not stays and not (relaid and _is_relaid(node)),
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
             product_s=library_s(node) if again else 0.0,
             by_row=by_row(node, relaid),
@@ -133,17 +147,15 @@ TWIN = "*"
 """At the end of a name: a value as its readers compute it anew, though it is kept."""
 
 
-def _twin(
-    node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, roundings: Roundings, values: dict[str, Value]
-) -> str:
+def _twin(node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, values: dict[str, Value]) -> str:
     """The name of what ``reader`` reads for an operand: the operand, or its twin, which is described here."""
     if not is_tensor(node) or not arithmetic.inlined(node, reader) or is_view(reader):
         return node.name
     name = node.name + TWIN
     if name not in values:
         inner = (n for n in node.all_input_nodes if is_tensor(n))
-        inputs = tuple(_twin(n, reader, arithmetic, roundings, values) for n in inner)
-        follows = is_view(node) or (roundings.follows(node) and arithmetic.follows(node, inlined=True))
+        inputs = tuple(_twin(n, reader, arithmetic, values) for n in inner)
+        follows = arithmetic.follows(node, inlined=True)
         values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
     return name
 
@@ -175,15 +187,9 @@ def _is_relaid(node: fx.Node) -> bool:
 def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:
     if node.op != "call_function":
         return False
-    made_by = _source(node)
+    made_by = origin(node)
     known = values.get(made_by.all_input_nodes[0].name) if _looks(made_by) and made_by.all_input_nodes else None
     return known is not None and known.storage == storage
-
-
-def _source(node: fx.Node) -> fx.Node:
-    """The operator behind an element of its several results."""
-    item = node.target is operator.getitem and isinstance(node.args[0], fx.Node)
-    return node.args[0] if item else node  # type: ignore[return-value]
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
@@ -196,29 +202,17 @@ def _looks(node: fx.Node) -> bool:
     return node.op == "call_function" and (node.target in _SPLITS or is_view(node))
 
 
-@cache
-def _copies() -> frozenset:
-    """Operators besides the pointwise ones that read and write memory and compute next to nothing."""
-    named = (
-        prims.convert_element_type.default, prims.iota.default, prims.inductor_lookup_seed.default,
-        prims.inductor_random.default, aten.full.default, aten.clone.default, aten.cat.default,
-        aten.constant_pad_nd.default, aten.embedding.default, aten.index.Tensor, aten._unsafe_index.Tensor,
-        aten.arange.start_step, aten.scalar_tensor.default,
-    )  # fmt: skip
-    return frozenset(named)
-
-
 def is_cheap(node: fx.Node) -> bool:
     """Whether backward may compute a node anew at the price of reading its operands. A random number generator is
     cheap where its operand is the seed, so that it draws the same numbers again."""
     if node.op == "get_attr":
         return False
-    source = _source(node)
+    source = origin(node)
     if source is not node:
         return _looks(source)
     if node.op != "call_function" or node.is_impure() or not _may_run_again(node):
         return False
-    if node.target in _copies() or _looks(node):
+    if node.target in copies() or _looks(node):
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
@@ -233,7 +227,7 @@ def packed_bytes(node: fx.Node, bits: int = 64) -> int:
     dtype, full = value(node).dtype, storage_bytes(node)
     if dtype is torch.bool:
         return -(-full // 8)
-    if dtype is torch.int8 and "max_pool" in str(_source(node).target):
+    if dtype is torch.int8 and "max_pool" in str(origin(node).target):
         return -(-full // 2)
     return full * min(bits, 8 * dtype.itemsize) // (8 * dtype.itemsize) if dtype.is_floating_point else full
 

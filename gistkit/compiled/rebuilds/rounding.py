@@ -19,13 +19,14 @@ A value that reads another in any other way is not rebuilt under ``fidelity="bit
 from __future__ import annotations
 
 import operator
+from functools import cache
 
 import torch
 from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.readers import readers
-from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, storage_of, value
+from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
 aten = torch.ops.aten
 LOW = (torch.bfloat16, torch.float16)
@@ -55,7 +56,7 @@ class Roundings:
         self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved()
         self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
         self._behind = _behind_kernels(pair.forward.graph, self._order)
-        self._exact: dict[fx.Node, bool] = {}
+        self.exact = cache(self._is_exact)
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
@@ -101,14 +102,12 @@ class Roundings:
             return node.args[2] is None
         return node.target is not aten.addmm.default or node.name in self._saved
 
-    def exact(self, y: fx.Node) -> bool:
+    def _is_exact(self, y: fx.Node) -> bool:
         """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
-        if y not in self._exact:
-            low = [n for n in y.all_input_nodes if is_low(n)]
-            same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
-            known = (self.exact(n) or self.from_memory(behind_views(n), y) for n in low)
-            self._exact[y] = self._in_memory(y) or (selects(y) and same and all(known))
-        return self._exact[y]
+        low = [n for n in y.all_input_nodes if is_low(n)]
+        same = bool(low) and is_tensor(y) and all(value(n).dtype == value(y).dtype for n in low)
+        known = (self.exact(n) or self.from_memory(behind_views(n), y) for n in low)
+        return self._in_memory(y) or (selects(y) and same and all(known))
 
     def from_memory(self, y: fx.Node, reader: fx.Node, saved: bool = True) -> bool:
         """Whether the reader loads y: it is a kernel of its own, or behind one and y has been written by then.
@@ -139,11 +138,9 @@ def selects(node: fx.Node) -> bool:
 def in_memory(node: fx.Node) -> bool:
     """Whether a node is an input, or a product, convolution or attention: a kernel of its own, which reads and writes
     memory."""
-    if node.op != "call_function":
-        return True
-    if node.target is operator.getitem and isinstance(node.args[0], fx.Node):
-        return in_memory(node.args[0])
-    return compat.operators().is_compute_intensive(node) or "attention" in str(node.target)
+    source = origin(node)
+    library = compat.operators().is_compute_intensive(source) or "attention" in str(source.target)
+    return library or source.op != "call_function"
 
 
 def behind_views(node: fx.Node) -> fx.Node:
