@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -48,7 +47,7 @@ class Narrow:
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
         """(codes, and for a scaled form exponent bytes)."""
         op = _Arithmetic(build, self.fmt)
-        wide = op.cast(build(aten.permute.default, x, list(self.order)), torch.float32)
+        wide = op.cast(_permuted(build, x, self.order), torch.float32)
         if not self.scaled:
             return [self._packed(op, op.hardware_codes(wide, flush=True) if self.hardware else op.codes(wide))]
         missing = -self._elements % SCALE_BLOCK
@@ -56,8 +55,7 @@ class Narrow:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
         wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
         exponents = op.exponents(wide)
-        most = self.fmt.max_exponent + 127
-        factor = op.power_of_two(build(aten.add.Tensor, build(aten.neg.default, exponents), most))
+        factor = op.power_of_two(build(aten.neg.default, exponents), self.fmt.max_exponent + 127)
         if self.hardware:
             codes = op.hardware_codes(build(aten.mul.Tensor, wide, factor), flush=False)
         else:
@@ -70,16 +68,16 @@ class Narrow:
         values = op.cast(codes, torch.float32) if self.hardware else op.values(codes)
         if self.scaled:
             exponents = op.cast(payload[1], torch.int32)
-            factor = op.power_of_two(build(aten.sub.Tensor, exponents, 127 + self.fmt.max_exponent))
+            factor = op.power_of_two(exponents, -127 - self.fmt.max_exponent)
             if self._whole:
                 factor = build(aten.expand.default, factor, [-1, SCALE_BLOCK])
                 factor = build(aten.reshape.default, factor, [-1])
             values = op.clamped(build(aten.mul.Tensor, values, factor), torch.finfo(self.dtype).max)
-        flat = build(aten.reshape.default, values, [-1])
+        flat = values if self._whole else build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
         back = build(aten.reshape.default, build(shortening(), op.cast(flat, self.dtype)), list(self.shape))
-        return build(aten.permute.default, back, [self.order.index(d) for d in range(len(self.order))])
+        return _permuted(build, back, [self.order.index(d) for d in range(len(self.order))])
 
     @property
     def _whole(self) -> bool:
@@ -129,28 +127,23 @@ class _Arithmetic:
 
     def clamped(self, x: fx.Node, most: float) -> fx.Node:
         """Between -most and most, NaN as it is. Inductor has no rule for ``aten.clamp`` so late."""
-        low, high = (self.build.full([], most * sign, value(x).dtype, value(x).device) for sign in (-1.0, 1.0))
-        return self.build(aten.minimum.default, self.build(aten.maximum.default, x, low), high)
+        return self.build(aten.clamp_max.default, self.build(aten.clamp_min.default, x, -most), most)
 
     def bits(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
         return self.build(aten.view.dtype, x, dtype)
 
-    def where(self, condition: fx.Node, some: Any, other: fx.Node) -> fx.Node:
-        v = value(other)
-        if not isinstance(some, fx.Node):
-            some = self.build.full([], some, v.dtype, v.device)
-        return self.build(aten.where.self, condition, some, other)
+    def where(self, condition: fx.Node, some: float, other: fx.Node) -> fx.Node:
+        return self.build(aten.where.ScalarSelf, condition, some, other)
 
     def shifted(self, x: fx.Node, right: int) -> fx.Node:
         """x >> right of an int32 that is not negative, x << -right."""
         if right < 0:
             return self.build(aten.mul.Tensor, x, 1 << -right)
-        count = self.build.full([], right, torch.int32, value(x).device)
-        return self.build(aten.bitwise_right_shift.Tensor, x, count)
+        return self.build(aten.bitwise_right_shift.Tensor_Scalar, x, right)
 
-    def power_of_two(self, exponent: fx.Node) -> fx.Node:
-        """2**exponent, of int32 exponents of normal numbers."""
-        return self.bits(self.shifted(self.build(aten.add.Tensor, exponent, 127), -23), torch.float32)
+    def power_of_two(self, exponent: fx.Node, more: int) -> fx.Node:
+        """2**(exponent + more), of int32 exponents; the result is a normal number."""
+        return self.bits(self.shifted(self.build(aten.add.Tensor, exponent, 127 + more), -23), torch.float32)
 
     def magnitude(self, wide: fx.Node) -> fx.Node:
         return self.build(aten.bitwise_and.Scalar, self.bits(wide, torch.int32), _MAGNITUDE)
@@ -179,12 +172,12 @@ class _Arithmetic:
         exponent = 1 - f.bias - f.mantissa_bits + 23
         steps = self.bits(build(aten.add.Tensor, scaled, 2.0**exponent), torch.int32)
         steps = build(aten.sub.Tensor, steps, (exponent + 127) << 23)
-        code = self.where(build(aten.lt.Scalar, scaled, f.min_normal), steps, self._on_grid(magnitude))
+        code = build(aten.where.self, build(aten.lt.Scalar, scaled, f.min_normal), steps, self._on_grid(magnitude))
         return self._finished(code, wide, magnitude)
 
     def _finished(self, code: fx.Node, wide: fx.Node, magnitude: fx.Node) -> fx.Node:
         build = self.build
-        code = self.where(build(aten.gt.Scalar, code, self.f.max_code), self.f.max_code, code)
+        code = build(aten.clamp_max.default, code, self.f.max_code)
         code = self.where(build(aten.gt.Scalar, magnitude, _INFINITY), self.f.nan_code, code)
         negative = build(aten.lt.Scalar, self.bits(wide, torch.int32), 0)
         sign = self.shifted(self.cast(negative, torch.int32), 1 - self.f.bits)
@@ -206,7 +199,7 @@ class _Arithmetic:
         largest = build(aten.amax.default, finite, [1], True)
         no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
         b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
-        b = self.where(build(aten.lt.Scalar, b, f.max_exponent + 1), f.max_exponent + 1, b)
+        b = build(aten.clamp_min.default, b, f.max_exponent + 1)
         return self.where(build(aten.eq.Scalar, largest, 0), 127, b)
 
     def values(self, codes: fx.Node) -> fx.Node:
@@ -236,6 +229,10 @@ class _Arithmetic:
         parts = [self.shifted(words, 10 * i) for i in range(3)]
         parts = [self.build(aten.bitwise_and.Scalar, part, 0x3FF) for part in parts]
         return self.build(aten.slice.Tensor, self.build(aten.cat.default, parts, 0), 0, 0, elements)
+
+
+def _permuted(build: Builder, x: fx.Node, order: Sequence[int]) -> fx.Node:
+    return x if list(order) == sorted(order) else build(aten.permute.default, x, list(order))
 
 
 def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | str:
