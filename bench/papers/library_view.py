@@ -23,7 +23,6 @@ from dataclasses import replace
 
 from gistkit.ir.queries import ACTV, DROPOUT, LRN, Layer, layers
 from gistkit.ir.saved_graph import LIBRARY, SavedGraph
-from gistkit.ir.scale import goes_as
 from gistkit.ir.tasks import FORWARD, Block, Task, Use
 
 _POOLS = ("max_pool2d", "avg_pool2d")
@@ -49,9 +48,7 @@ def library_view(graph: SavedGraph, *, inplace: bool | str = True, maps: bool = 
         view.rewrite(layer, inplace, maps)
     for block in graph.blocks:
         view.settle(block.id)
-    small = graph.small and library_view(graph.small, inplace=inplace, maps=maps)
-    found = view.finish()
-    return replace(found, small=small if small is not None and goes_as(small, found) else None)
+    return view.finish()
 
 
 class _View:
@@ -180,7 +177,7 @@ class _View:
 
         blocks: tuple[Block, ...] = tuple(replace(b, id=number[b.id]) for b in kept)
         tasks: tuple[Task, ...] = tuple(replace(t, reads=ids(t.reads), writes=ids(t.writes)) for t in self.tasks)
-        return replace(self.graph, source=LIBRARY, blocks=blocks, tasks=tasks)
+        return replace(self.graph, source=LIBRARY, blocks=blocks, tasks=tasks, small=None)
 
     def _there(self, block: int) -> int | None:
         """The block that holds what this one held, None where it is gone."""

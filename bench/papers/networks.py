@@ -10,7 +10,6 @@ from torch import nn
 
 from bench.papers.common import say
 from gistkit import zoo
-from gistkit.api.capturing import with_small
 from gistkit.capture.entry import capture
 from gistkit.ir.saved_graph import SavedGraph
 
@@ -100,7 +99,6 @@ class Captures:
                 for module in model.modules():
                     if isinstance(module, nn.ReLU):
                         module.inplace = False
-            images = (torch.empty(batch, 3, size, size, device="meta"),)
-            self._known[key] = with_small(capture(model, images, backward=True), model, images, None)
+            self._known[key] = capture(model, (torch.empty(batch, 3, size, size, device="meta"),), backward=True)
             say(f"captured {name} ({batch}) in {time.perf_counter() - begun:.1f} s")
         return self._known[key]

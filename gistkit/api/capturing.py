@@ -50,20 +50,21 @@ def may_be_cut(graph: SavedGraph, per_sub_batch_norm: object) -> bool:
 
 @unset_fake_temporarily()
 @uncollected()
-def with_small(
+def with_least_rows(
     graph: SavedGraph, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None, hold_output: bool = True
 ) -> SavedGraph:
-    """The captured step with that of the fewest rows, ``small``: some models take another way for a single row, and one
-    that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one goes as the batch does.
-    A batch that needs a gradient is not cut: each part would bring one for all of it."""
+    """The captured step with its ``least_rows`` and the step of these, ``small``: some models take another way for a
+    single row, and one that is cut along anything but its rows for every part. Asked of 1, 2, 4 ... rows, until one
+    goes as the batch does. A batch that needs a gradient is not cut: each part would bring one for all of it."""
+    whole = replace(graph, least_rows=graph.batch)
     if any(t.requires_grad for t in all_tensors(batch)):
-        return graph
+        return whole
     inputs, targets = (spread(batch[0]), batch[1:]) if loss_fn is not None else ((batch, {}), ())
     try:
         check_rows(inputs, graph.batch, "inputs")
         check_rows(targets, graph.batch, "targets")
     except (ValueError, TypeError):
-        return graph
+        return whole
     least = 1
     while least < graph.batch:
         args, kwargs = rows(inputs, 0, least)
@@ -73,9 +74,9 @@ def with_small(
         except CaptureError:
             small = None
         if small is not None and goes_as(small, graph):
-            return replace(graph, small=small)
+            return replace(graph, least_rows=least, small=small)
         least *= 2
-    return graph
+    return whole
 
 
 def _check(caller: str, model: torch.nn.Module, batch: tuple, loss_fn: Callable | None) -> None:

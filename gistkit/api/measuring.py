@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gistkit.api.capturing import step_on, with_small
+from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
 from gistkit.errors import MeasureError, quoted
 from gistkit.ir import Plan, SavedGraph, from_json
@@ -73,7 +73,7 @@ def captured(
         times = read_times(caller, measure)
     graph, hardware = step_on(caller, model, batch, loss_fn, which, hold_output)
     if cut(graph):
-        graph = with_small(graph, model, batch, loss_fn, hold_output)
+        graph = with_least_rows(graph, model, batch, loss_fn, hold_output)
     if times is not None:
         times.check(graph)
         check_present(caller, hardware, times.device)

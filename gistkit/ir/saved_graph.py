@@ -121,9 +121,10 @@ class StateTensor:
 class SavedGraph:
     """All calls, storages and values of one training forward; see the module docstring. ``tasks`` and ``blocks``
     (:mod:`gistkit.ir.tasks`) are those of the whole step, backward included, where it was captured with
-    ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown; ``small`` is the
-    step of the fewest rows that takes the same way through the model, where one of fewer than the batch was captured.
-    ``state`` are the model's parameters and buffers, ``training`` whether it was in training mode."""
+    ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown; ``least_rows``
+    how many rows of it a sub-batch must have to take the same way through the model, as far as asked; ``small`` is the
+    step of so many rows, where one of fewer than the batch was captured. ``state`` are the model's parameters and
+    buffers, ``training`` whether it was in training mode."""
 
     calls: tuple[Call, ...]
     storages: tuple[SavedStorage, ...]
@@ -132,14 +133,15 @@ class SavedGraph:
     tasks: tuple[Task, ...] = ()
     blocks: tuple[Block, ...] = ()
     batch: int = 0
+    least_rows: int = 1
     state: tuple[StateTensor, ...] = ()
     training: bool = True
     small: SavedGraph | None = None
 
     @property
     def most_parts(self) -> int:
-        """In how many sub-batches the batch may be taken: 1 without a step of fewer rows."""
-        return 1 if self.small is None else self.batch // self.small.batch
+        """In how many sub-batches the batch may be taken, 1 if nothing is known of it."""
+        return max(1, self.batch // self.least_rows)
 
     @cached_property
     def _readers(self) -> dict[int, list[Call]]:

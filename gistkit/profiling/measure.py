@@ -5,8 +5,8 @@ The operators of a real step are timed one by one and put down to the forward ca
 the capture does on fake tensors; the tasks of both are then matched. On CUDA an operator is timed by a pair of events.
 Where the device waits for the host an operator's launch is counted: tasks of tens of microseconds read too long.
 
-Where the whole batch does not fit, half of its rows are taken, and so on; each task's time grows as the roofline
-says. Out of memory counts as not fitting, and so does a cuDNN that finds no engine: on a
+Where the whole batch does not fit, half of its rows are taken, and so on; each task's time grows as the roofline says
+(:func:`gistkit.ir.scale.scaled`). Out of memory counts as not fitting, and so does a cuDNN that finds no engine: on a
 card without memory for a workspace it says that instead.
 """
 
@@ -39,7 +39,7 @@ from gistkit.capture import (
     untouched_random_states,
 )
 from gistkit.errors import GistError, MeasureError, PlanMismatchError
-from gistkit.ir import SavedGraph, Task
+from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Algorithm, Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
 from gistkit.profiling.calibration import HostTimes, task_s_of
@@ -84,7 +84,7 @@ def step_times(
     where not even one row fits or a part of the batch does not run, PlanMismatchError where the step has not the
     graph's tasks, and what the step itself raises."""
     device, batch = device_name(model, work.args, work.kwargs), graph.batch
-    parts = _first_parts(graph, hardware, model, work)
+    parts = _first_parts(graph, hardware)
     while True:
         rows = -(-batch // parts)
         try:
@@ -109,8 +109,7 @@ def step_times(
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         parts = min(2 * parts, batch)
-    part = graph if rows == batch else _step_of(model, _first_rows(work, batch, rows))
-    seconds, workspace = _of_whole_batch(graph, hardware, part, found), _workspace_bytes(graph, hardware, rows, found)
+    seconds, workspace = _of_whole_batch(graph, hardware, parts, found), _workspace_bytes(graph, hardware, rows, found)
     other: dict[int, int] = {}
     known: dict[int, tuple[Algorithm, ...]] = {}
     if workspace:
@@ -135,27 +134,26 @@ def _host_task_s(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, 
             twin = plain_copy(model)
             few = _first_rows(replace(work, loss_fn=on_copy(work.loss_fn, model, twin)), graph.batch, FEW_ROWS)
             place = next(t.device for t in all_tensors(twin, few.args))
-            return task_s_of(twin, _step_of(twin, few), partial(_unwatched, twin, few), place)
+            part = capture(
+                twin, few.args, few.kwargs, backward=True, loss_fn=work.loss_fn and few.loss_fn, targets=few.targets
+            )
+            return task_s_of(twin, part, partial(_unwatched, twin, few), place)
         except (GistError, RuntimeError, ValueError):
             return HostTimes()
 
 
-def _first_parts(graph: SavedGraph, hardware: Hardware, model: torch.nn.Module, work: Work) -> int:
+def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
     """In how many parts to try first. A CUDA device refuses by itself what does not fit; a host swaps, or ends the
     process: there plain PyTorch's predicted peak decides."""
     if hardware.async_counts:
         return 1
     free_bytes, parts = available_bytes(), 1
     while free_bytes and 2 * parts <= graph.batch:
-        part = graph if parts == 1 else _step_of(model, _first_rows(work, graph.batch, -(-graph.batch // parts)))
+        part = scaled(graph, parts)
         if POLICIES["plain"](part, cost_table(part, hardware)).peak_bytes <= free_bytes:
             break
         parts *= 2
     return parts
-
-
-def _step_of(model: torch.nn.Module, work: Work) -> SavedGraph:
-    return capture(model, work.args, work.kwargs, backward=True, loss_fn=work.loss_fn, targets=work.targets)
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:
@@ -168,10 +166,12 @@ def _first_rows(work: Work, batch: int, rows: int) -> Work:
     return Work(args, kwargs, targets, work.loss_fn)
 
 
-def _of_whole_batch(graph: SavedGraph, hardware: Hardware, part: SavedGraph, found: Measured) -> dict[int, float]:
+def _of_whole_batch(graph: SavedGraph, hardware: Hardware, parts: int, found: Measured) -> dict[int, float]:
     seconds = {task: taken for task, taken in found.seconds.items() if taken > 0}
-    whole, less = (cost_table(g, hardware) for g in (graph, part))
-    ratio = {t: whole.task_s(t) / less.task_s(t) if less.task_s(t) else 1.0 for t in seconds}
+    if parts == 1:
+        return seconds
+    whole, part = (cost_table(g, hardware) for g in (graph, scaled(graph, parts)))
+    ratio = {t: whole.task_s(t) / part.task_s(t) if part.task_s(t) else 1.0 for t in seconds}
     return {t: taken * ratio[t] for t, taken in seconds.items()}
 
 

@@ -176,8 +176,10 @@ def test_engines_of_measured_times_are_chosen_and_shown(tmp_path, capsys):
     assert {c["algorithm"] for c in made["choices"]} >= {"engine0"} and made["fidelity"] == "reassociated"
 
 
-def test_engines_of_a_file_of_times_are_checked():
-    times = StepTimes("step", "cpu", 4, 4, 0.1, {0: 0.1}, engines={0: (Algorithm("engine1", 0.1, 5),)})
-    assert StepTimes.from_json(times.to_json()) == times
-    with pytest.raises(ValueError, match=r"times: engines.*workspace_bytes: expected `int` >= 0"):
-        StepTimes.from_json(times.to_json().replace('"workspace_bytes": 5', '"workspace_bytes": -5'))
+@pytest.mark.parametrize("wrong", ({"name": "winograd"}, {"seconds": 0.0}, {"workspace_bytes": -1}))
+def test_engines_of_a_file_of_times_are_checked(wrong):
+    times = StepTimes("step", "cpu", 4, 4, 0.1, {0: 0.1})
+    good = replace(times, engines={0: (Algorithm("engine1", 0.1, 5),)})
+    assert StepTimes.from_json(good.to_json()) == good
+    with pytest.raises(ValueError, match="times: engines must be engines with seconds above 0 and bytes"):
+        replace(times, engines={0: (replace(Algorithm("engine1", 0.1, 5), **wrong),)})

@@ -38,7 +38,7 @@ def test_look_ups():
 
 
 def test_json_round_trip():
-    g = dataclasses.replace(graph(n=4), batch=4, small=graph(n=2))
+    g = dataclasses.replace(graph(n=4), batch=4, least_rows=2, small=graph(n=2))
     again = SavedGraph.from_json(g.to_json())
     assert again == g and again.fingerprint == g.fingerprint
     assert json.loads(g.to_json())["calls"][0]["options"] == {"groups": 1}

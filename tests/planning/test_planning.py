@@ -9,7 +9,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gistkit
 from gistkit.api import planning
-from gistkit.api.capturing import with_small
 from gistkit.api.planning import plan_graph
 from gistkit.ir.plan import Plan
 from gistkit.planning import choose, least_bytes
@@ -25,7 +24,6 @@ from tests.support.planning_cases import GIB, H200, T, X, made, net
 @pytest.fixture(scope="module")
 def step():
     graph = gistkit.capture(net(), (X,), backward=True, loss_fn=F.cross_entropy, targets=(T,))
-    graph = with_small(graph, net(), (X, T), F.cross_entropy)
     return graph, cost_table(graph, H200)
 
 

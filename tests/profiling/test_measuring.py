@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit import StepTimes, capture
-from gistkit.api.capturing import with_small
 from gistkit.api.measuring import costs_of
 from gistkit.ir import Plan
 from gistkit.planning.cost import cost_table
@@ -118,8 +117,7 @@ def test_nothing_that_could_run():
 def test_measured_workspace_of_a_sub_batch_and_beside_both_gradients():
     """A sub-batch of half the rows takes half; PyTorch's node has the input gradient when it takes the weight's."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-    x = torch.randn(4, 3, 8, 8)
-    graph = with_small(gistkit.capture(model, (x,), backward=True), model, (x,), None)
+    graph = gistkit.capture(model, (torch.randn(4, 3, 8, 8),), backward=True)
     weight = next(t.index for t in graph.tasks if t.part == "weight" and graph.tasks[t.index + 1].part == "input")
     gradient_bytes = 4 * 8 * 8 * 8 * 4
     peaks = {}

@@ -24,7 +24,7 @@ class Step:
     def __init__(self, batch=2, dtype="float32"):
         self.batch, self.dtype = batch, dtype
         self.calls, self.storages, self.values, self.tasks, self.lives, self.nodes = [], [], [], [], [], []
-        self.covered, self.log = 0, []
+        self.covered = 0
 
     def storage(self, shape, kind="activation", dtype=""):
         dtype = dtype or self.dtype
@@ -161,28 +161,7 @@ class Step:
             for t in self.tasks
         )
         calls, storages, values = tuple(self.calls), tuple(self.storages), tuple(self.values)
-        return SavedGraph(calls, storages, "fake", values, tasks, blocks, self.batch, small=self._small(x))
-
-    def _small(self, x):
-        """The same step of one row."""
-        if self.batch == 1:
-            return None
-        one = Step(1, self.dtype)
-        for method, given, named in self.log:
-            method(one, *given, **named)
-        return one.finish(x)
-
-
-def _logged(method):
-    def call(step, *given, **named):
-        step.log.append((method, given, named))
-        return method(step, *given, **named)
-
-    return call
-
-
-for _name in ("input", "conv", "linear", "relu", "batch_norm", "max_pool", "dropout", "add", "cat", "flatten"):
-    setattr(Step, _name, _logged(getattr(Step, _name)))
+        return SavedGraph(calls, storages, "fake", values, tasks, blocks, self.batch)
 
 
 def chain(layers=4, channels=4, size=16, batch=2):

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gistkit.ir import Count, Figure, Task
+from gistkit.ir import Task
 from gistkit.kernels import ENGINE
 from gistkit.planning.cost.devices import Hardware
 
@@ -32,8 +32,8 @@ class Algorithm:
     """One way to run a task: seconds, and the bytes it needs beside its reads and writes while it runs."""
 
     name: str
-    seconds: Figure
-    workspace_bytes: Count
+    seconds: float
+    workspace_bytes: int
 
     @property
     def is_engine(self) -> bool:

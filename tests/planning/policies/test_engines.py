@@ -111,7 +111,7 @@ def test_optimal_in_its_classes(step):
 
 
 def test_optimal_takes_the_fastest_engines_that_its_room_allows():
-    step = replace(chain(layers=3), small=None)  # no sub-batches
+    step = replace(chain(layers=3), least_rows=2)  # no sub-batches
     costs = costs_of(step)
     least = minimise_peak(step, costs, "reassociated").peak_bytes + 100
     wide = optimal(step, costs, fidelity="reassociated")

@@ -71,12 +71,8 @@ def test_schedules_never_exceed_memory_and_every_use_finds_its_block(graph, shar
 def heavy(width=256):
     """A linear with more weights than a batch of 4 has activations: summed, its gradient costs more than whole maps."""
     linear, ones = torch.nn.Linear(64, width), torch.ones(4, width)
-
-    def step(rows):
-        given = {"loss_fn": F.mse_loss, "targets": (ones[:rows],)}
-        return gistkit.capture(linear, (torch.randn(rows, 64),), backward=True, **given)
-
-    return replace(step(4), small=step(1))
+    found = gistkit.capture(linear, (torch.randn(4, 64),), backward=True, loss_fn=F.mse_loss, targets=(ones,))
+    return replace(found, least_rows=1)
 
 
 @settings(max_examples=20)

@@ -151,9 +151,9 @@ def choose_sub_batch(
 
 
 def most_parts(graph: SavedGraph, batch_norm: bool) -> int:
-    """The batch size, or 1 where no step of a single row is known, which may take another way through the model, or
-    where a batch norm would see other statistics and ``batch_norm`` does not accept that."""
-    alone = graph.most_parts == graph.batch and (batch_norm or not trains_batch_norm(graph))
+    """The batch size, or 1 where single rows take another way through the model, or where a batch norm would see other
+    statistics and ``batch_norm`` does not accept that."""
+    alone = graph.least_rows == 1 and (batch_norm or not trains_batch_norm(graph))
     return max(graph.batch, 1) if alone else 1
 
 
