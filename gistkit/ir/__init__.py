@@ -17,5 +17,5 @@ from gistkit.ir.returns import (
 )
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
-from gistkit.ir.serial import Count, Figure, Positive, Text, check_fields, from_json, to_json
+from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use

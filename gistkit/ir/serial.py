@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 T = TypeVar("T")
-Text = Annotated[str, Meta(min_length=1)]
-Count = Annotated[int, Meta(ge=0, lt=2**50)]
-Figure = Annotated[float, Meta(ge=0, lt=1e18)]
-Positive = Annotated[float, Meta(gt=0, lt=1e18)]
-"""Kinds of fields that are checked with their range."""
 
 
 def to_json(item: Any, *, indent: int = 0, **header: Any) -> str:
@@ -52,16 +46,6 @@ def from_json(kind: type[T], text: str | bytes, header: dict[str, Any] | None = 
     if unknown is not None:
         raise ValueError(f"{unknown}: expected no such field")
     return item, said
-
-
-def check_fields(item: Any) -> None:
-    """Raise ValueError naming the first field of a dataclass that is not of its declared kind: what was expected there
-    and what it has."""
-    for name, kind in get_type_hints(type(item), include_extras=True).items():
-        try:
-            msgspec.convert(getattr(item, name), kind)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{_placed(str(error))} as {name}, got {getattr(item, name)!r}") from error
 
 
 def _placed(message: str) -> str:

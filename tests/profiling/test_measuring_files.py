@@ -22,12 +22,15 @@ def changed(text, **values):
 NONSENSE = {
     "not json": (lambda t: "{", r"expected JSON, got other text"),
     "version": (lambda t: changed(t, version=7), r"version: expected 2, got 7"),
-    "device": (lambda t: changed(t, device=""), r"device: expected `str` of length >= 1"),
-    "rows": (lambda t: changed(t, rows=5), r"rows must be at most the batch's 4, got 5"),
-    "step": (lambda t: changed(t, step_s=0), r"step_s: expected `float` > 0.0"),
-    "seconds": (lambda t: changed(t, seconds={"0": -1.0}), r"seconds\[\.\.\.\]: expected `float` > 0.0"),
+    "device": (lambda t: changed(t, device=""), r"device must be a text that is not empty, got ''"),
+    "rows": (lambda t: changed(t, rows=5), r"rows must be at least 0 and at most the batch's 4, got 5"),
+    "step": (lambda t: changed(t, step_s=0), r"step_s must be seconds above 0, got 0"),
+    "seconds": (lambda t: changed(t, seconds={"0": -1.0}), r"seconds must be seconds above 0 .*, got \{0: -1.0\}"),
     "key": (lambda t: changed(t, seconds={"conv": 1.0}), r"a key of seconds: expected `int`, got `str`"),
-    "bytes": (lambda t: changed(t, workspace_bytes={"0": -1}), r"workspace_bytes\[\.\.\.\]: expected `int` >= 0"),
+    "bytes": (
+        lambda t: changed(t, workspace_bytes={"0": -1}),
+        r"workspace_bytes must be bytes of at least 0 by number of a task, got \{0: -1\}",
+    ),
 }
 
 

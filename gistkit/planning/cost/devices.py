@@ -25,19 +25,19 @@ import difflib
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
-
-from msgspec import Meta
+from typing import NamedTuple
 
 from gistkit.errors import quoted
-from gistkit.ir import Count, Figure, Positive, Text, check_fields, from_json, to_json
+from gistkit.ir import from_json, to_json
 
 MEMORY_SHARE, HALF_SHARE, TF32_SHARE, FP32_SHARE, LINK_SHARE, BOTH_WAYS = 0.875, 0.8, 0.4, 0.75, 0.87, 1.5
 PCIE_GBPS = {3: 15.75, 4: 31.5, 5: 63.0}
 """16 lanes in one direction, by generation."""
 GIB = 2**30
-Seconds = Annotated[float, Meta(ge=0, le=1)]
-Gbps = Annotated[float, Meta(ge=0, le=2e5)]
+_LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
+_LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
+_LIMITS |= {"link_interference": 10.0, "move_host_factor": 1e3}
+_MOST_FLOPS = 1e18
 _DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
 H200_HOST_S, H200_RUNTIME_HOST_S = 2.0e-5, 1.07e-4
 CUDA_LIBRARIES_BYTES = 96 * 2**20
@@ -68,35 +68,41 @@ class Hardware:
     Raises ValueError for what no device can be: argument, demand, value, remedy.
     """
 
-    name: Text
-    memory_bytes: Annotated[int, Meta(gt=0, lt=2**50)]
-    memory_gbps: Annotated[float, Meta(gt=0, le=1e6)]
-    d2h_gbps: Gbps
-    h2d_gbps: Gbps
-    both_gbps: Gbps
-    flops: dict[str, Positive]
-    launch_s: Seconds
+    name: str
+    memory_bytes: int
+    memory_gbps: float
+    d2h_gbps: float
+    h2d_gbps: float
+    both_gbps: float
+    flops: dict[str, float]
+    launch_s: float
     async_counts: bool
-    codec_slowdown: Positive = 1.0
-    libraries_bytes: Count = 0
-    host_s: Seconds = 0.0
-    runtime_host_s: Seconds = 0.0
-    move_host_factor: Figure = 1.0
-    link_interference: Annotated[float, Meta(ge=0, le=10)] = 0.0
+    codec_slowdown: float = 1.0
+    libraries_bytes: int = 0
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
+    move_host_factor: float = 1.0
+    link_interference: float = 0.0
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        try:
-            check_fields(self)
-        except ValueError as error:
-            raise _refused(str(error)) from error
+        if not self.name:
+            _refuse("name", "a text that is not empty", self.name)
+        if type(self.memory_bytes) is not int or not 0 < self.memory_bytes < 2**50:
+            _refuse("memory_bytes", "a whole number of bytes above 0 and below 2**50", self.memory_bytes)
+        if type(self.libraries_bytes) is not int or not 0 <= self.libraries_bytes < self.memory_bytes:
+            _refuse("libraries_bytes", "a whole number of bytes below memory_bytes", self.libraries_bytes)
+        for figure, limit in _LIMITS.items():
+            _check_number(figure, getattr(self, figure), figure in ("memory_gbps", "codec_slowdown"), limit)
         rates = (self.d2h_gbps, self.h2d_gbps, self.both_gbps)
         if any(rates) and not all(rates):
-            raise _refused(f"expected d2h_gbps, h2d_gbps and both_gbps above 0, or 0 without a link, got {rates}")
+            _refuse("d2h_gbps, h2d_gbps and both_gbps", "all above 0, or all 0 where there is no link", rates)
         if self.both_gbps > 1.05 * (self.d2h_gbps + self.h2d_gbps):
-            raise _refused(f"expected at most the sum of both directions as both_gbps, got {self.both_gbps}")
+            _refuse("both_gbps", "at most the sum of both directions", self.both_gbps)
         if "float32" not in self.flops:
-            raise _refused(f"expected a rate of 'float32' among flops, got {self.flops}")
+            _refuse("flops", "a mapping of dtype names to rates with 'float32' among them", self.flops)
+        for dtype, rate in self.flops.items():
+            _check_number(f"flops[{dtype!r}]", rate, True, _MOST_FLOPS)
 
     @property
     def has_link(self) -> bool:
@@ -131,8 +137,17 @@ def _hint(name: str) -> str:
     return f"did you mean {near[0]!r}?" if near else f"leave it out for the device at hand, or {measure}"
 
 
-def _refused(what: str) -> ValueError:
-    return ValueError(f"hardware: {what}; take a preset ({', '.join(PRESETS)}) or run `gistkit calibrate`")
+def _refuse(field: str, demand: str, value: object) -> None:
+    raise ValueError(
+        f"hardware: {field} must be {demand}, got {value!r}; take a preset ({', '.join(PRESETS)}) or run "
+        "`gistkit calibrate`"
+    )
+
+
+def _check_number(field: str, value: object, positive: bool, limit: float) -> None:
+    wrong = isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= limit
+    if wrong or (positive and value == 0):
+        _refuse(field, f"a number {'above 0' if positive else 'of at least 0'} and at most {limit:g}", value)
 
 
 class Card(NamedTuple):

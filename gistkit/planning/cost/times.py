@@ -9,7 +9,8 @@ import json
 import math
 from dataclasses import dataclass, field
 
-from gistkit.ir import Count, Figure, Measured, Positive, SavedGraph, Text, from_json, to_json
+from gistkit.errors import quoted
+from gistkit.ir import Measured, SavedGraph, from_json, to_json
 from gistkit.planning.cost.algorithms import Algorithm
 
 FORMAT, VERSION = "gistkit.times", 2
@@ -32,18 +33,18 @@ class StepTimes:
     convolutions, each with its seconds and workspace on the whole batch.
     """
 
-    fingerprint: Text
-    device: Text
-    batch: Count
-    rows: Count
-    step_s: Positive
-    seconds: dict[Count, Positive]
-    workspace_bytes: dict[Count, Count] = field(default_factory=dict)
-    channels_last_bytes: dict[Count, Count] = field(default_factory=dict)
-    host_s: Figure = 0.0
-    runtime_host_s: Figure = 0.0
-    move_host_factor: Figure = 1.0
-    engines: dict[Count, tuple[Algorithm, ...]] = field(default_factory=dict)
+    fingerprint: str
+    device: str
+    batch: int
+    rows: int
+    step_s: float
+    seconds: dict[int, float]
+    workspace_bytes: dict[int, int] = field(default_factory=dict)
+    channels_last_bytes: dict[int, int] = field(default_factory=dict)
+    host_s: float = 0.0
+    runtime_host_s: float = 0.0
+    move_host_factor: float = 1.0
+    engines: dict[int, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     @property
     def workspace_remedy(self) -> str:
@@ -80,9 +81,28 @@ class StepTimes:
             raise ValueError(f"times: {what}; {ANEW}") from error
 
     def __post_init__(self) -> None:
-        if self.rows > self.batch:
-            what = f"rows must be at most the batch's {self.batch}, got {self.rows}"
-            raise ValueError(f"times: {what}; {ANEW}")
+        for name in ("fingerprint", "device"):
+            if not getattr(self, name):
+                _refuse(name, "a text that is not empty", getattr(self, name))
+        if not 0 <= self.rows <= self.batch < 2**40:
+            _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
+        if not 0 < self.step_s < math.inf:
+            _refuse("step_s", "seconds above 0", self.step_s)
+        for name, demand in {"host_s": "seconds", "runtime_host_s": "seconds", "move_host_factor": "tasks"}.items():
+            if not 0 <= getattr(self, name) < math.inf:
+                _refuse(name, f"{demand} of at least 0", getattr(self, name))
+        for task, taken in self.seconds.items():
+            if task < 0 or not 0 < taken < math.inf:
+                _refuse("seconds", "seconds above 0 by number of a task", {task: taken})
+        for name in ("workspace_bytes", "channels_last_bytes"):
+            for task, nbytes in getattr(self, name).items():
+                if task < 0 or nbytes < 0:
+                    _refuse(name, "bytes of at least 0 by number of a task", {task: nbytes})
+
+        for task, known in self.engines.items():
+            for a in known:
+                if task < 0 or not a.is_engine or not 0 < a.seconds < math.inf or a.workspace_bytes < 0:
+                    _refuse("engines", "engines with seconds above 0 and bytes by number of a task", {task: a})
 
     def check(self, graph: SavedGraph) -> None:
         """Raise ValueError unless these are the times of the graph's step."""
@@ -99,3 +119,7 @@ def step_fingerprint(graph: SavedGraph) -> str:
     """Hash of a step's dataflow and of its tasks with the work of each: other sizes make another step."""
     tasks = [(t.phase, t.op, t.call, t.part, t.dtype, t.flops, t.moved_bytes) for t in graph.tasks]
     return hashlib.sha256(json.dumps([graph.fingerprint, graph.batch, tasks]).encode()).hexdigest()[:16]
+
+
+def _refuse(field: str, demand: str, value: object) -> None:
+    raise ValueError(f"times: {field} must be {demand}, got {quoted(value)}; {ANEW}")
