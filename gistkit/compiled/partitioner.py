@@ -38,6 +38,9 @@ from gistkit.version import VERSION
 TIME_SHARE = 0.07
 """Of a step's modelled time, for all rebuilds where no budget asks for more."""
 
+_GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)
+"""Operators that read memory in another order than they write it."""
+
 ROUNDED_SHARE = 0.9
 """Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
 left out, unless a budget asks for more."""
@@ -145,9 +148,10 @@ class Moves:
 
     def finish(self) -> None:
         """Have forward write what it saves no more where it is to have the kernels of plain torch.compile, and what it
-        would else compute twice: a concatenation within each norm that reads it, a softmax for a product's operand."""
+        would else compute twice: what is gathered within each norm that reads it, which a CPU would sum in another
+        order then, and a softmax for a product's operand."""
         for node in self._saved if self._same else dict.fromkeys(map(behind_views, self._saved)):
-            twice = node.target is torch.ops.aten.cat.default or (
+            twice = node.target in _GATHERED or (
                 not self.settings.exact and any(reads_memory(user) for user in node.users if user.op != "output")
             )
             if (self._same or twice) and not self.pair.is_saved(node) and not is_view(node):
