@@ -155,10 +155,14 @@ def test_the_report_tells_what_was_left_out(monkeypatch):
 
 
 def test_rebuilds_that_free_no_bytes_are_not_made():
-    """Two heads' copies of a product: to keep the product in their place takes as many bytes, and time."""
+    """Three heads' copies of a product that takes as many bytes as two of them. With time for one rebuild, of 2 s each,
+    the product would be kept for that copy alone."""
     values = (
         Value("x", (), MADE, 0, UNKEPT, SECOND), Value("product", ("x",), MADE, 1, 2 * SECOND, 2 * SECOND),
-        *(Value(n, ("product",), CHEAP, i, SECOND, SECOND, needed=True) for i, n in enumerate(("q", "k"), 2)),
+        *(Value(n, ("product",), CHEAP, i, SECOND, SECOND, needed=True) for i, n in enumerate("qkv", 2)),
     )  # fmt: skip
-    choice = choose(Flow({v.name: v for v in values}, 1000.0), Limits(least_bytes=1, time_share=1.0))
-    assert choice.cones == () and choice.kept == ("q", "k")
+    flow = {v.name: v for v in values}
+    plenty = choose(Flow(flow, 100.0), Limits(least_bytes=1, time_share=0.1))
+    assert [cone.root for cone in plenty.cones] == ["q", "k", "v"] and plenty.kept == ("product",)
+    little = choose(Flow(flow, 36.0), Limits(least_bytes=1, time_share=0.1))
+    assert little.cones == () and little.kept == ("q", "k", "v")

@@ -28,6 +28,8 @@ from gistkit.formats import SCALE_BLOCK
 aten, prims = torch.ops.aten, torch.ops.prims
 LEAST_ROUNDED = 4096
 _ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.alias.default)
+_STEPS = 12
+"""Operators behind a saved tensor among which its exponential is looked for; a loss under autocast has eight."""
 LEAST_ELEMENTS = 1024
 """What is smaller stays as it is: a kernel's launch costs more than its bytes."""
 LEAST_SHARE = 1e-3
@@ -56,7 +58,7 @@ class Rounding(NamedTuple):
     name: str
     static: Collection[fx.Node]
     least_bytes: int = 0
-    slow: bool = False
+    bytes_first: bool = False
 
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
@@ -106,7 +108,7 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     if isinstance(form, str):
         return Choice(node, None, form)
     why, kernels = f'lossy="{rounding.name}"', own_kernels(pair, node, form)
-    if rounding.slow or not _decodes_slowly(pair, node, form):
+    if rounding.bytes_first or not _decodes_slowly(pair, node, form):
         return Choice(node, form, why, kernels)
     if form.dtype == torch.float32 and form.fmt.bits < 16:  # bf16 has more bits of mantissa than fp10
         return Choice(node, Cast(), f"{why}, but short rows that a norm reads are bf16")
@@ -168,13 +170,17 @@ def _computing(users: Iterable[fx.Node]) -> list[fx.Node]:
     return [r for u in read for r in (u.users if u.target is prims.convert_element_type.default else [u])]
 
 
-def _exponentiated(node: fx.Node, steps: int = 12, difference: bool = False) -> bool:
+def _exponentiated(node: fx.Node) -> bool:
     """Whether the difference of a node and something is exponentiated, as by a softmax or its logarithm."""
-    for user in node.users if steps else ():
-        if difference and user.target is aten.exp.default:
-            return True
-        taken = user.target is aten.sub.Tensor
-        on_the_way = taken or user.target in _ON_THE_WAY or is_view(user)
-        if on_the_way and _exponentiated(user, steps - 1, difference or taken):
-            return True
+    reached = {(node, False)}
+    for _ in range(_STEPS):
+        further = set()
+        for n, difference in reached:
+            for user in n.users:
+                if difference and user.target is aten.exp.default:
+                    return True
+                taken = user.target is aten.sub.Tensor
+                if taken or user.target in _ON_THE_WAY or is_view(user):
+                    further.add((user, difference or taken))
+        reached = further
     return False
