@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +38,14 @@ from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_o
 from gistkit.training.verdict import SchemeResult, results
 from gistkit.zoo import load
 
-Figures = tuple[torch.Tensor, torch.Tensor]
-"""What a step gives: its loss, and how many of its images were told right; both 0-d, on the device."""
+
+class Figures(NamedTuple):
+    """What a step gives: its loss, and how many of its images were told right; both 0-d, on the device."""
+
+    loss: torch.Tensor
+    right: torch.Tensor
+
+
 Step = Callable[[torch.Tensor, torch.Tensor], Figures]
 LAYOUTS = ("zvc", "csr")
 BOUNDS = {
@@ -93,6 +99,21 @@ class AccuracySettings:
     def about(self) -> Row:
         """The settings that all rows of a folder share: more schemes and seeds may join them later."""
         return {name: value for name, value in asdict(self).items() if name not in ("schemes", "seeds")}
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One training: a scheme, a seed, what changes from step to step, and a step's forward and backward."""
+
+    scheme: Scheme
+    seed: int
+    model: torch.nn.Module
+    sgd: torch.optim.SGD
+    step: Step
+    on_step: Callable[[int], None]
+
+    def state(self) -> Row:
+        return {"model": self.model.state_dict(), "sgd": self.sgd.state_dict()}
 
 
 class Accuracy:
@@ -175,44 +196,41 @@ class Accuracy:
         if state is not None:
             model.load_state_dict(state["model"])
             sgd.load_state_dict(state["sgd"])
-        every = settings.density if which.kind == EXACT and seed == 0 else 0
-        step = self._step(which, model)
+        run = _Run(which, seed, model, sgd, self._step(which, model), on_step)
         for epoch in range(begin, settings.epochs):
             started = time.perf_counter()
-            row = {"scheme": which.name, "seed": seed, "epoch": epoch}
-            row |= self._epoch(seed, epoch, model, sgd, step, every, on_step)
-            row |= {"accuracy": self._accuracy(model), **self._kept(which, model)}
+            key = {"scheme": which.name, "seed": seed, "epoch": epoch}
+            row = {**key, **self._epoch(run, epoch), "accuracy": self._accuracy(model), **self._kept(which, model)}
             row |= {"seconds": time.perf_counter() - started, "environment": environment(settings.device)}
-            self._records.add(row, lambda: {"model": model.state_dict(), "sgd": sgd.state_dict()})
+            self._records.add(row, run.state)
 
-    def _epoch(
-        self, seed: int, epoch: int, model: torch.nn.Module, sgd: torch.optim.SGD, step: Step, every: int,
-        on_step: Callable[[int], None],
-    ) -> Row:  # fmt: skip
-        """Figures of one epoch, and densities of its steps at multiples of ``every``. Waits for the device at its end,
-        and where densities are measured."""
-        settings, drawn = self.settings, epoch_seed(seed, epoch)
-        torch.manual_seed(drawn)
+    def _epoch(self, run: _Run, epoch: int) -> Row:
+        """Figures and densities of one epoch. Waits for the device at its end, and where densities are measured."""
+        settings, seed = self.settings, epoch_seed(run.seed, epoch)
         if settings.device == "cuda":  # a graph holds the codecs' seed, which is the CPU's: one for the whole run
+            torch.manual_seed(run.seed)
+            torch.cuda.manual_seed(seed)
+        else:
             torch.manual_seed(seed)
-            torch.cuda.manual_seed(drawn)
-        batches = self._train_images.epoch(settings.batch, drawn, flip=settings.data != "digits")
+        batches = self._train_images.epoch(settings.batch, seed, flip=settings.data != "digits")
+        every = settings.density if run.scheme.kind == EXACT and run.seed == 0 else 0
         densities: list[Row] = []
-        figures: list[Figures] = []
-        for number, (x, targets) in enumerate(batches, epoch * self.steps // settings.epochs):
-            for group in sgd.param_groups:
-                group["lr"] = settings.lr * share_of_rate(number, self.steps)
-            sgd.zero_grad()
-            if every and number % every == 0:
-                of_step, found = self._recorded(model, x, targets)
-                densities += [{"step": number, **row} for row in found]
+        losses, right = [], []
+        for step, (x, targets) in enumerate(batches, epoch * self.steps // settings.epochs):
+            for group in run.sgd.param_groups:
+                group["lr"] = settings.lr * share_of_rate(step, self.steps)
+            run.sgd.zero_grad()
+            if every and step % every == 0:
+                figures, found = self._recorded(run.model, x, targets)
+                densities += [{"step": step, **row} for row in found]
             else:
-                of_step = step(x, targets)
-            sgd.step()
-            figures.append(of_step)
-            on_step(number + 1)
-        losses, right = map(torch.stack, zip(*figures, strict=True))
-        loss, trained = losses.mean().item(), right.sum().item() / (len(figures) * settings.batch)
+                figures = run.step(x, targets)
+            run.sgd.step()
+            losses.append(figures.loss)
+            right.append(figures.right)
+            run.on_step(step + 1)
+        loss = torch.stack(losses).mean().item()
+        trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
         return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained, "densities": densities}
 
     def _step(self, which: Scheme, model: torch.nn.Module) -> Step:
@@ -234,7 +252,7 @@ class Accuracy:
     def _backward(self, scores: Any, targets: torch.Tensor) -> Figures:
         loss = class_loss(scores, targets, self._classes)
         loss.backward()
-        return loss.detach(), (scores.detach().argmax(1) == targets).sum()
+        return Figures(loss.detach(), (scores.detach().argmax(1) == targets).sum())
 
     @torch.no_grad()
     def _accuracy(self, model: torch.nn.Module) -> float:
