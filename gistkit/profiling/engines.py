@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -17,6 +18,11 @@ from gistkit.planning.cost import Algorithm
 from gistkit.profiling.memory_formats import WORTH_BYTES, padding_of
 
 RUNS = 2
+LIMIT_S = 20.0
+"""For all engines of a step: those of the convolutions with most workspace are measured first."""
+CLEARLY = 1.5
+"""An engine that takes this many times what one with as little workspace takes, in one run, is not run again."""
+_log = logging.getLogger("gistkit")
 
 
 def engine_algorithms(
@@ -25,25 +31,40 @@ def engine_algorithms(
     """By task of a covered convolution the engines that are faster than PyTorch's ``own`` algorithm or take less
     workspace, and of these none that another beats in both. A convolution counts where a task of it has much workspace.
     Each engine runs on ``rows`` rows of random numbers; the seconds are those of the whole batch, and so is the
-    workspace, which cuDNN says. What does not fit the card is left out. Nothing where engines cannot run."""
+    workspace, which cuDNN says. What does not fit the card is left out, and, with a line in the log, what ``LIMIT_S``
+    is too short for. Nothing where engines cannot run."""
     if engines_missing():
         return {}
-    heavy = {graph.tasks[t].call for t, a in own.items() if a.workspace_bytes >= WORTH_BYTES}
+    begun, late = time.perf_counter(), 0
     known: dict[tuple, list[Algorithm]] = {}
     found = {}
-    for task in graph.tasks:
-        call = task.call if task.call in heavy and task.index in own else -1
-        if call < 0 or graph.calls[call].covered < 0:
-            continue
+    for task in _heaviest(graph, own):
         channels_last = _is_channels_last(model, task.module)
-        bias = len(graph.calls[call].operands) > 2
+        bias = len(graph.calls[task.call].operands) > 2
         key = task.conv, task.part_name, task.dtype, channels_last, bias
+        if key not in known and time.perf_counter() - begun > LIMIT_S:
+            late += 1
+            continue
         if key not in known:
-            known[key] = _measured(task, max(graph.batch, 1), rows, device, channels_last, bias)
+            whole = own[task.index], max(graph.batch, 1)
+            known[key] = _measured(task, *whole, rows, device, channels_last, bias)
         best = [a for a in _unbeaten([own[task.index], *known[key]]) if a.is_engine]
         if best:
             found[task.index] = tuple(best)
+    if late:
+        left = "measuring cuDNN's engines took %g s; %d tasks of convolutions are left with PyTorch's algorithm"
+        _log.warning(left, LIMIT_S, late)
     return found
+
+
+def _heaviest(graph: SavedGraph, own: Mapping[int, Algorithm]) -> list[Task]:
+    """The tasks of covered convolutions of which a task has much workspace, those with most of it first."""
+    most: dict[int, int] = {}
+    for index, algorithm in own.items():
+        call = graph.tasks[index].call
+        most[call] = max(most.get(call, 0), algorithm.workspace_bytes)
+    tasks = [t for t in graph.tasks if t.index in own and most[t.call] >= WORTH_BYTES]
+    return sorted((t for t in tasks if graph.calls[t.call].covered >= 0), key=lambda t: -most[t.call])
 
 
 def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
@@ -56,8 +77,9 @@ def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
 
 
 def _measured(
-    task: Task, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool
+    task: Task, own: Algorithm, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool
 ) -> list[Algorithm]:
+    """Those engines that run, in the order of their workspace."""
     tried = _task(task, rows, device, channels_last)
     whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
     found, numbers = [], torch.Generator(device).manual_seed(0)  # nobody else's random state
@@ -68,8 +90,10 @@ def _measured(
             )
             for shape in tried.shapes[:2]
         ]
-        for name in [e.name for e in engines(tried) if e.name in whole]:
-            if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device)) is not None:
+        for name in sorted({e.name for e in engines(tried)} & whole.keys(), key=lambda name: (whole[name], name)):
+            known = [a.seconds for a in (own, *found) if a.workspace_bytes <= whole[name]]
+            limit_s = CLEARLY * min(known, default=float("inf")) * rows / batch
+            if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device, limit_s)) is not None:
                 found.append(Algorithm(name, seconds * batch / rows, whole[name]))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -91,10 +115,13 @@ def _run_of(task: Task, tried: ConvTask, name: str, operands: list[torch.Tensor]
     return lambda: call.input_gradient(first, torch.Size(tried.x), second)
 
 
-def _seconds(run: Callable[[], Any], device: torch.device) -> float | None:
-    """The least seconds of a few runs; None where the engine fails or its workspace does not fit."""
+def _seconds(run: Callable[[], Any], device: torch.device, limit_s: float) -> float | None:
+    """The least seconds of a few runs; None where the engine fails, its workspace does not fit, or already its second
+    run takes longer than the limit."""
     try:
-        return min([_timed(run, device) for _ in range(1 + RUNS)][1:])  # the first one builds
+        run()  # builds
+        taken = _timed(run, device)
+        return None if taken > limit_s else min([taken, *(_timed(run, device) for _ in range(RUNS - 1))])
     except RuntimeError:
         if device.type == "cuda":
             torch.cuda.empty_cache()

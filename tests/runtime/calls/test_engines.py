@@ -150,6 +150,28 @@ def test_only_engines_that_gain_time_or_workspace_are_kept(monkeypatch):
     assert [a.name for a in profiled._unbeaten([own, *rest])] == ["engine4", "", "engine2", "engine5"]
 
 
+def test_beyond_the_time_limit_convolutions_are_left_as_they_are(ran, card, monkeypatch, caplog):
+    monkeypatch.setattr(profiled, "LIMIT_S", 0.0)
+    times = gistkit.measure(convolutions(), torch.randn(2, 3, 32, 32))
+    assert times.workspace_bytes and not times.engines and ran == []
+    assert f"{len(times.workspace_bytes)} tasks of convolutions are left with PyTorch's algorithm" in caplog.text
+
+
+def test_the_convolutions_with_most_workspace_are_measured_first():
+    graph = gistkit.capture(convolutions(), (torch.randn(2, 3, 32, 32),), backward=True)
+    own = {t.index: Algorithm("", 1.0, (100 + t.call) * MIB) for t in graph.tasks if t.conv is not None}
+    calls = [t.call for t in profiled._heaviest(graph, own)]
+    assert len(calls) == len(own) and calls == sorted(calls, reverse=True)
+
+
+def test_an_engine_that_is_clearly_slower_runs_no_more(monkeypatch):
+    taken = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(profiled, "_timed", lambda run, device: next(taken))
+    ran = []
+    assert profiled._seconds(lambda: ran.append(0), torch.device("cpu"), limit_s=2.0) is None
+    assert profiled._seconds(lambda: ran.append(0), torch.device("cpu"), limit_s=2.0) == 1.0
+
+
 @pytest.mark.parametrize("last", (False, True))
 @pytest.mark.parametrize("part", ("forward", "weight", "input"))
 def test_each_part_runs_by_its_own(ran, part, last):
