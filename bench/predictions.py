@@ -246,7 +246,9 @@ def rows(name: str, policies: list[str], run: Run, words: Words = AS_THEY_ARE) -
         inputs, targets = case.batch(count)
         batch = words.formatted(inputs.to(device)), targets.to(device)
         model: nn.Module = words.formatted(case.model().to(device).train())
+        start = time.perf_counter()
         times: Any = gistkit.measure(model, *batch, loss_fn=case.loss) if run.measure else False
+        print(f"{name}: measured in {time.perf_counter() - start:.1f} s", flush=True)
         emptied(device)
     if times and times.workspace_remedy:
         print(f"{name}: {times.workspace_remedy}", flush=True)
