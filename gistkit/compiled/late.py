@@ -93,7 +93,7 @@ def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.N
             made.update_arg(10, mask)
             made.meta["val"] = tuple(v if keep else None for v, keep in zip(value(node), mask, strict=True))
             if mask[0]:
-                if not (lossy and stand_in(pair, made, x)):
+                if not ((lossy or same in pair.given) and stand_in(pair, made, x)):
                     made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
             for item in [u for u in node.users if u.args[1] in elements_of]:
                 item.update_arg(0, made)

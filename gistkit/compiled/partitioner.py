@@ -24,6 +24,7 @@ from gistkit.compiled.forms.bits import laid_out
 from gistkit.compiled.forms.narrow import Cast, Narrow
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
+from gistkit.compiled.parts import read_from_wholes
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
@@ -93,6 +94,10 @@ class Moves:
         self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
+            read_from_wholes(pair)
+        for node, whole in pair.given.items():
+            why = f"a part of {whole.name}"
+            self._made[node.name] = packing.described(node, "drop", storage_bytes(node), 0, why)
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)

@@ -72,7 +72,8 @@ def by_row(node: fx.Node, channels_last: bool) -> bool:
 
 class Pair:
     """The graph modules ``forward`` and ``backward`` of one step, edited in place; ``results``: how many of forward's
-    outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order."""
+    outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order. ``given``: by
+    nodes that backward has as parts of saved ones, these."""
 
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
         self.forward, self.backward, self.results = forward, backward, results
@@ -83,6 +84,7 @@ class Pair:
         found = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
         states = (node for name, node in found.items() if name.startswith("rng_state_output_"))  # of a draw run anew
         self._places: dict[str, fx.Node] = {name: found[name] if name in found else next(states) for name in taken}
+        self.given: dict[fx.Node, fx.Node] = {}
         self._written = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
 
     @property
@@ -133,6 +135,13 @@ class Pair:
         self.backward.graph.erase_node(self._places.pop(node.name))
         self.saved.remove(node)
 
+    def give(self, node: fx.Node, whole: fx.Node, made: fx.Node) -> None:
+        """Save a node of forward no more, as backward has it in ``made``, a part of a saved node, ``whole``."""
+        self._places[node.name].replace_all_uses_with(made)
+        self.forget(node)
+        self._places[node.name] = made
+        self.given[node] = whole
+
     def fresh_name(self, wish: str) -> str:
         taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
         name, count = wish, 0
@@ -144,6 +153,10 @@ class Pair:
     def drop_unread(self) -> None:
         """Save no more what no operator of backward reads."""
         self.backward.graph.eliminate_dead_code()
+        alive = set(self.backward.graph.nodes)
+        for node in [n for n in self.given if self._places[n.name] not in alive]:
+            del self._places[node.name]
+            del self.given[node]
         for node in self.tensors:
             if not self.place(node).users:
                 self.forget(node)

@@ -129,7 +129,7 @@ def describe(pair: Pair, static_inputs: Iterable[int] | None = None, limits: Lim
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         read = (n for n in node.all_input_nodes if n.name in needed)
         loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
-        kind = _kind(node, pair, node.name in lasting, storage in foreign and is_needed)
+        kind = _kind(node, pair, node.name in lasting, node in pair.given or (storage in foreign and is_needed))
         again = kind == MADE and limits.products and grows(node) and _may_run_again(node) and readings[storage] <= 1
         weight = UNKEPT if view and not stays else packed_bytes(node, limits.bits)
         values[node.name] = Value(
@@ -195,7 +195,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
     if node.op == "placeholder":
         return FREE if (lasting or pair.is_saved(node)) and not pair.is_overwritten(node) else MADE
-    return FREE if held else CHEAP if is_cheap(node) else MADE
+    return FREE if held else CHEAP if is_cheap(node) and node not in pair.given.values() else MADE
 
 
 def _looks(node: fx.Node) -> bool:
