@@ -1,5 +1,6 @@
 """Rebuilds within a share of the step's modelled time, and products that are computed anew."""
 
+import operator
 import warnings
 from dataclasses import replace
 
@@ -11,7 +12,17 @@ from torch import nn
 from gistkit.compiled import Settings, partitioner
 from gistkit.compiled.forms import narrow
 from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
+from gistkit.compiled.rebuilds.flow import (
+    CHEAP,
+    DEPTHWISE_A_S,
+    FREE,
+    MADE,
+    OPERATIONS_A_S,
+    UNKEPT,
+    Flow,
+    Value,
+    library_s,
+)
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, loss_of
 
@@ -166,3 +177,21 @@ def test_rebuilds_that_free_no_bytes_are_not_made():
     assert [cone.root for cone in plenty.cones] == ["q", "k", "v"] and plenty.kept == ("product",)
     little = choose(Flow(flow, 36.0), Limits(least_bytes=1, time_share=0.1))
     assert little.cones == () and little.kept == ("q", "k", "v")
+
+
+@pytest.mark.parametrize(("groups", "rate"), [(1, OPERATIONS_A_S[4]), (32, OPERATIONS_A_S[4]), (64, DEPTHWISE_A_S)])
+def test_a_convolutions_gradients_take_twice_its_own_operations(groups, rate):
+    """PyTorch's formula counts a weight's gradient as if there were no groups: EfficientNet's 64 to 1,152 times."""
+    graph = torch.fx.Graph()
+    with torch.device("meta"):
+        shapes = torch.empty(64, 64, 56, 56), torch.empty(64, 64, 56, 56), torch.empty(64, 64 // groups, 31, 31)
+    nodes = [graph.placeholder(name) for name in ("gradient", "x", "weight")]
+    for node, x in zip(nodes, shapes, strict=True):
+        node.meta["val"] = x
+    words = None, [1, 1], [15, 15], [1, 1], False, [0, 0], groups, [True, True, False]
+    made = graph.call_function(torch.ops.aten.convolution_backward.default, (*nodes, *words))
+    made.meta["val"] = (shapes[1], shapes[2], None)
+    for number in (0, 1):
+        graph.call_function(operator.getitem, (made, number)).meta["val"] = made.meta["val"][number]
+    products = 64 * 64 * 56 * 56 * (64 // groups) * 31 * 31
+    assert library_s(made) == pytest.approx(2 * 2 * products / rate)
