@@ -159,7 +159,7 @@ class Moves:
             twice = node.target in _GATHERED or (
                 not self.settings.exact and any(reads_memory(user) for user in node.users if user.op != "output")
             )
-            if (self._same or twice) and not self.pair.is_saved(node) and not is_view(node):
+            if (self._same or twice) and node not in self.pair.tensors and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)

@@ -97,6 +97,15 @@ def test_rebuilds_are_computed_from_the_parts(settings):
     assert not pair.backward.graph.find_nodes(op="call_function", target=aten.cat.default)
 
 
+def test_the_parts_are_written_in_forward():
+    """Else Inductor concatenates within each norm's statistics: DenseNet-121's step took 4.3 ms more (H100)."""
+    pair, moves = moved(Settings(fidelity="reassociated"), Grown())
+    moves.finish()
+    parts = [node for node in pair.given if node.target is aten.cat.default]
+    assert len(parts) == 4
+    assert all([user.target for user in node.users] == [torch.ops.gistkit.written.default] for node in parts)
+
+
 def test_bitwise_steps_keep_their_concatenations():
     pair, _ = moved(Settings(), Grown())
     assert not pair.given
