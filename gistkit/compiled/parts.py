@@ -10,22 +10,23 @@ from torch import fx
 
 from gistkit.compiled.edit import Builder
 from gistkit.compiled.readers import reads_memory
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_view, storage_bytes, storage_of, value
 
 aten = torch.ops.aten
 
 
 def read_from_wholes(pair: Pair) -> None:
-    """Save parts of a saved concatenation no more where they take as many bytes as it does, or more, and no library
-    reads them, which would copy them."""
+    """Save parts of a saved concatenation no more where they take as many bytes as it does, or more, and where
+    pointwise operators read them: a library would copy them, a view may need rows that are next to each other."""
     cats = sorted((n for n in pair.tensors if n.target is aten.cat.default), key=elements, reverse=True)
     foreign, found = pair.foreign_storages, pair.given
     for whole in cats:
         dim = _dim(whole)
         starts = _starts(whole, dim)
         left = [n for n in pair.tensors if n is not whole and n not in found and n not in found.values()]
-        left = [n for n in left if not is_view(n) and storage_of(n) not in foreign]
-        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None and not _copied(pair, n)}
+        left = [n for n in left if not is_view(n) and storage_of(n) not in foreign and _is_read_by_place(pair, n)]
+        left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
+        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None}
         if whole not in found and sum(map(storage_bytes, parts)) >= storage_bytes(whole):
             for part, start in parts.items():
                 before = next(n for n in pair.backward.graph.nodes if n.op != "placeholder")
@@ -46,13 +47,14 @@ def _joined(node: fx.Node, dim: int) -> list[fx.Node]:
 
 
 def _starts(whole: fx.Node, dim: int) -> list[tuple[fx.Node, int]]:
-    """What a concatenation is made of, each with its place along ``dim``; nothing where a size is symbolic."""
+    """What a concatenation is made of, each with its place along ``dim``; nothing where that is not known."""
     found, start = list[tuple[fx.Node, int]](), 0
     for node in _joined(whole, dim):
-        if not is_tensor(node) or not all(isinstance(n, int) for n in value(node).shape):
-            return []
+        shape = value(node).shape
+        if len(shape) != value(whole).dim() or not all(isinstance(n, int) for n in shape):
+            return []  # torch.cat leaves out tensors of shape (0,)
         found.append((node, start))
-        start += value(node).shape[dim]
+        start += shape[dim]
     return found
 
 
@@ -63,5 +65,5 @@ def _place(part: fx.Node, dim: int, starts: list[tuple[fx.Node, int]]) -> int | 
     return starts[first][1] if starts and nodes[first : first + len(joined)] == joined else None
 
 
-def _copied(pair: Pair, node: fx.Node) -> bool:
-    return any(map(reads_memory, pair.place(node).users))
+def _is_read_by_place(pair: Pair, node: fx.Node) -> bool:
+    return not any(is_view(user) or reads_memory(user) for user in pair.place(node).users)

@@ -69,6 +69,45 @@ def test_what_a_library_reads_stays_as_it_is():
     assert_same(plain, ours)
 
 
+class Joined(nn.Module):
+    """A concatenation of three tensors and two of its parts, each read by ``read``; the first tensor is ``made`` of a
+    convolution's output, and read, too."""
+
+    def __init__(self, join=lambda found: torch.cat(found, 1), made=lambda x: x, read=lambda x: x):
+        super().__init__()
+        self.join, self.made, self.read = join, made, read
+        self.convs, self.head = nn.ModuleList(nn.Conv2d(3, 8, 3, padding=1) for _ in range(3)), nn.Linear(24, 10)
+
+    def forward(self, x):
+        first, *others = (conv(x) for conv in self.convs)
+        found = [self.made(first), *others]
+        whole, parts = self.join(found), [found[0], self.join(found[:2]), self.join(found[1:])]
+        gate = sum(torch.tanh(self.read(part)).float().mean() * (part * part).float().mean() for part in parts)
+        return self.head((torch.tanh(self.read(whole)) * self.read(whole)).flatten(2).mean(2)[:, :24]) * gate
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        ({}, 3),
+        ({"join": lambda found: torch.cat([torch.empty(0, dtype=found[0].dtype), *found], 1)}, 3),  # Inductor drops it
+        ({"made": lambda x: x.half()}, 2),
+        ({"read": lambda x: x.view(len(x), -1, 4, 64)}, 0),
+    ],
+)
+def test_empty_operands_other_dtypes_and_views_change_no_bit(words, given):
+    torch.manual_seed(3)
+    model, found = Joined(**words), []
+
+    def edit(pair):
+        read_from_wholes(pair)
+        found.append(len(pair.given))
+
+    plain, ours = edited(model, lambda pair: None)[0], edited(model, edit)[0]
+    assert_same(plain, ours)
+    assert found == [given]
+
+
 def moved(settings, model):
     """The pair of a step with all moves made, and the moves."""
     found = []
