@@ -90,12 +90,16 @@ def _eager(prepare: Callable[[nn.Module], Any]) -> Callable[..., Any]:
     return lambda model, **_: prepare(model)
 
 
-def _saved_on_cpu(model: nn.Module) -> Callable[..., Any]:
-    def called(x: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
-        with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
-            return model(x, *targets)
+class _SavedOnCpu(nn.Module):
+    """A model whose forward saves to pinned memory of the host, by PyTorch's own ``save_on_cpu``."""
 
-    return called
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.save_on_cpu(pin_memory=x.is_cuda):
+            return self.model(x, *targets)
 
 
 FP8_PASS = {
@@ -126,7 +130,7 @@ VARIANTS = {
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "compile fp8 pass": Variant(torch.compile, fp8_pass=True),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
-    "save_on_cpu": Variant(_eager(_saved_on_cpu), "eager"),
+    "save_on_cpu": Variant(_eager(_SavedOnCpu), "eager"),
     "gistkit eager": Variant(_eager(gistkit.compress), "eager"),
 }
 USUAL = "eager,compile,gistkit,gistkit reassociated,gistkit fp8s"

@@ -24,6 +24,11 @@ from bench.rows import read
 Row = dict[str, Any]
 
 
+def _more(ours: float, theirs: float) -> str:
+    """By how many percent the first is more, never -0."""
+    return f"{round(100 * (ours / theirs - 1)) or 0:+d} %"
+
+
 def markdown(header: list[str], lines: list[list[str]], left: int) -> str:
     """A Markdown table whose first ``left`` columns are text and the others numbers."""
     rule = ["---"] * left + ["--:"] * (len(header) - left)
@@ -60,7 +65,7 @@ def compiled_table(rows: list[Row]) -> str:
 
 def _compiled_cell(row: Row, plain: Row) -> str:
     kept, peak = (f"{plain[k] / row[k]:.2f}x" for k in ("kept_mib", "peak_mib"))
-    return f"{kept}, {peak}, {100 * (row['device_ms'] / plain['device_ms'] - 1):+.0f} %"
+    return f"{kept}, {peak}, {_more(row['device_ms'], plain['device_ms'])}"
 
 
 def compiled_rows_table(rows: list[Row]) -> str:
@@ -91,7 +96,7 @@ def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
     cells = [row["model"], row["conf"], name]
     cells += [f"{plain[k]:,.0f} → {row[k]:,.0f} ({plain[k] / row[k]:.2f}x less)" for k in ("kept_mib", "peak_mib")]
     ours, theirs = row["device_ms"], plain["device_ms"]
-    cells.append(f"{theirs:.1f} → {ours:.1f} ({100 * (ours / theirs - 1):+.0f} %)")
+    cells.append(f"{theirs:.1f} → {ours:.1f} ({_more(ours, theirs)})")
     if "equal" not in row:
         return [*cells, "no"]
     itself = "" if row["repeats"] == row["of"] else f"; repeats {row['repeats']} itself"
