@@ -59,9 +59,9 @@ def fake_mode(values: Iterable[Any]) -> Any:
     return found.fake_mode
 
 
-def free_symbols(value: Any) -> set:
-    """The symbols that sizes of a fake tensor, or a symbolic number, are made of."""
-    return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(value))
+def free_symbols(values: Iterable[Any]) -> set:
+    """The symbols that sizes of fake tensors, or symbolic numbers, are made of."""
+    return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(list(values)))
 
 
 def symbol_nodes(graph: fx.Graph) -> dict[Any, fx.Node]:
@@ -76,11 +76,8 @@ def storage_key(value: torch.Tensor) -> int:
 
 def hint(value: Any) -> int:
     """A number; of a symbolic one what it was when the graph was traced, 0 where it is not known before run time."""
-    if isinstance(value, int):
-        return value
-    node = getattr(value, "node", None)
-    known = getattr(node, "hint", None)
-    return int(known) if known is not None else 0
+    known = value if isinstance(value, int) else getattr(getattr(value, "node", None), "hint", None)
+    return int(known or 0)
 
 
 def saved_descriptor(index: int, checked: bool) -> Any:
@@ -144,8 +141,7 @@ def rounds_saved() -> bool:
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
     """Whether Inductor will lay out the images of a forward graph as channels_last."""
-    decide = private("torch._inductor.graph", "GraphLowering").decide_layout_opt
-    return bool(decide(graph, is_inference=False))
+    return bool(private("torch._inductor.graph", "GraphLowering").decide_layout_opt(graph, is_inference=False))
 
 
 def lower_by(rule: Callable[..., Any], operator: Any) -> None:
@@ -202,12 +198,9 @@ def lower_moment(x: Any, count: float) -> Any:
 def _pointwise(x: Any, made: Callable[[Any, Callable[[], Any], torch.dtype], Any]) -> Any:
     """``made(ops, what loads x, dtype)`` of each element."""
     ops, load, dtype = private("torch._inductor.virtualized", "ops"), x.make_loader(), x.get_dtype()
-
-    def inner(index: Any) -> Any:
-        return made(ops, lambda: load(index), dtype)
-
     pointwise = private("torch._inductor.ir", "Pointwise")
-    return pointwise.create(device=x.get_device(), dtype=dtype, inner_fn=inner, ranges=x.get_size())
+    words = {"device": x.get_device(), "dtype": dtype, "ranges": x.get_size()}
+    return pointwise.create(inner_fn=lambda index: made(ops, lambda: load(index), dtype), **words)
 
 
 def lower_variance(x: Any, count: float) -> Any:

@@ -11,7 +11,6 @@ to other layouts, buffers that Inductor holds for a later one and the allocator'
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,8 +18,9 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from gistkit.compiled import compat, operators  # noqa: F401 (defines the operator)
+from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.rebuilds.rounding import readers_of
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_of, storages
 
 _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat.default", "aten.scatter_add.default",
             "aten.index_put.default")  # fmt: skip
@@ -39,23 +39,15 @@ class _Kernel(NamedTuple):
 
 def predicted_peak(pair: Pair) -> int:
     """Bytes at the peak of a step of a pair, which may be in the middle of edits."""
-    held = _storages(pair.inputs)
-    forward = _peak(pair.forward.graph, held, set(_storages((*pair.tensors, *pair.outputs))))
-    results = set(_storages(tree_leaves(pair.backward.graph.output_node().args[0])))
-    places = {pair.place(node) for node in pair.tensors}
-    foreign = pair.foreign_storages
+    held = storages(pair.inputs)
+    forward = _peak(pair.forward.graph, held, set(storages((*pair.tensors, *pair.outputs))))
+    results = set(storages(tree_leaves(pair.backward.graph.output_node().args[0])))
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader
-    beside = {key: size for key, size in _storages(pair.outputs).items() if key not in held}
-    own = {storage_of(pair.place(n)) for n in pair.tensors if storage_of(n) not in foreign}
-    tangents = {n for n in pair.backward.graph.find_nodes(op="placeholder") if is_tensor(n) and n not in places}
-    start = {key: size for key, size in _storages(places).items() if key in own} | _storages(tangents)
-    fixed = sum(held.values()) + sum(beside.values())
-    backward = fixed + _peak(pair.backward.graph, start, results, set(held) | set(beside))
-    return max(forward, backward)
-
-
-def _storages(nodes: Iterable[fx.Node]) -> dict[int, int]:
-    return {storage_of(node): storage_bytes(node) for node in nodes if is_tensor(node)}
+    fixed = held | storages(pair.outputs)
+    places = {pair.place(node) for node in pair.tensors}
+    tangents = (n for n in pair.backward.graph.find_nodes(op="placeholder") if n not in places)
+    start = storages(map(pair.place, own_tensors(pair))) | storages(tangents)
+    return max(forward, sum(fixed.values()) + _peak(pair.backward.graph, start, results, set(fixed)))
 
 
 def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set[int] = frozenset()) -> int:  # type: ignore[assignment]
@@ -136,8 +128,7 @@ def _kernels(graph: fx.Graph, stay: set[int]) -> list[_Kernel]:
             if not read and (len(readers) == 1 or len(counted[node]) <= _SHARED_READS):
                 continue
             first = min(node.users) if len(node.users) == 1 else node  # it becomes a buffer when that is lowered
-        results = [node] if is_tensor(node) else [n for n in node.users if is_tensor(n)]
-        made = {storage_of(n): storage_bytes(n) for n in results}
+        made = storages([node] if is_tensor(node) else node.users)
         kernels[order[first], order[node]] = _Kernel(node, made, loads[node])
         loads[node] = counted[node] = frozenset(made)
     return [kernels[place] for place in sorted(kernels)]
@@ -151,6 +142,5 @@ def _is_fusible(node: fx.Node) -> bool:
 
 def _is_pointwise(node: fx.Node) -> bool:
     """Whether a fusible node makes as many elements as it reads."""
-    if not is_tensor(node) or not _is_fusible(node):
-        return False
-    return all(elements(n) <= elements(node) for n in node.all_input_nodes if is_tensor(n))
+    read = filter(is_tensor, node.all_input_nodes)
+    return is_tensor(node) and _is_fusible(node) and all(elements(n) <= elements(node) for n in read)

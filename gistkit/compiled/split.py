@@ -8,7 +8,9 @@ made of, and drops what nobody reads any more.
 
 from __future__ import annotations
 
+import itertools
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,6 +58,11 @@ def storage_of(node: fx.Node) -> int:
     return compat.storage_key(value(node))
 
 
+def storages(nodes: Iterable[Any]) -> dict[int, int]:
+    """The storages of those nodes that stand for a tensor, with their bytes."""
+    return {storage_of(node): storage_bytes(node) for node in nodes if is_tensor(node)}
+
+
 def memory_order(x: torch.Tensor, channels_last: bool = False) -> tuple[int, ...]:
     """The dimensions of x from the outermost in memory to the innermost. ``channels_last``: images will lie so."""
     order = tuple(sorted(range(x.dim()), key=lambda d: (-compat.hint(x.stride(d)), d)))
@@ -73,7 +80,8 @@ def by_row(node: fx.Node, channels_last: bool) -> bool:
 class Pair:
     """The graph modules ``forward`` and ``backward`` of one step, edited in place; ``results``: how many of forward's
     outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order. ``given``: by
-    nodes that backward has as parts of saved ones, these."""
+    nodes that backward has as parts of saved ones, these. ``overwritten``: inputs of forward that have other values by
+    the time of backward, as a batch norm's running mean."""
 
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
         self.forward, self.backward, self.results = forward, backward, results
@@ -85,7 +93,7 @@ class Pair:
         states = (node for name, node in found.items() if name.startswith("rng_state_output_"))  # of a draw run anew
         self._places: dict[str, fx.Node] = {name: found[name] if name in found else next(states) for name in taken}
         self.given: dict[fx.Node, fx.Node] = {}
-        self._written = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
+        self.overwritten = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
 
     @property
     def tensors(self) -> list[fx.Node]:
@@ -107,15 +115,11 @@ class Pair:
         same = (n for n in self.tensors if storage_of(n) == storage_of(node) and is_plain(n))
         return next((n for n in same if value(n).numel() == value(node).numel()), node)
 
-    def is_overwritten(self, node: fx.Node) -> bool:
-        """Whether an input of forward has other values by the time of backward, as a batch norm's running mean."""
-        return node in self._written
-
     def place(self, node: fx.Node) -> fx.Node:
         """The placeholder of backward for a node of forward, which is saved from now on if it was not. Raises
         ValueError for an input that forward overwrites."""
         if node.name not in self._places:
-            if self.is_overwritten(node):
+            if node in self.overwritten:
                 raise ValueError(f"{node.name} is overwritten in forward, so backward cannot be given it; leave it out")
             graph = self.backward.graph
             other = next((n for n in graph.nodes if n.name == node.name), None)
@@ -123,8 +127,7 @@ class Pair:
                 other._rename(self.fresh_name(f"{node.name}_again"))
             with graph.inserting_before(next(iter(graph.nodes))):
                 made = graph.placeholder(node.name)
-            if made.name != node.name:
-                made._rename(node.name)
+            made._rename(node.name)
             made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
             self.saved.append(node)
             self._places[node.name] = made
@@ -144,19 +147,15 @@ class Pair:
 
     def fresh_name(self, wish: str) -> str:
         taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
-        name, count = wish, 0
-        while name in taken:
-            count += 1
-            name = f"{wish}_{count}"
-        return name
+        names = itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1)))
+        return next(name for name in names if name not in taken)
 
     def drop_unread(self) -> None:
         """Save no more what no operator of backward reads."""
         self.backward.graph.eliminate_dead_code()
         alive = set(self.backward.graph.nodes)
         for node in [n for n in self.given if self._places[n.name] not in alive]:
-            del self._places[node.name]
-            del self.given[node]
+            del self._places[node.name], self.given[node]
         for node in self.tensors:
             if not self.place(node).users:
                 self.forget(node)
@@ -165,15 +164,12 @@ class Pair:
         """Make both graphs whole after edits: order, descriptions, symbols, dead code. Compiles their code."""
         self.drop_unread()
         self._bind_symbols()
-        checked = [n for n in self.tensors if not compat.joint_flags(n)]
-        unchecked = [n for n in self.tensors if compat.joint_flags(n)]
+        tensors = sorted(self.tensors, key=compat.joint_flags)
         numbers = [n for n in self.saved if is_number(n)]
         objects = [n for n in self.saved if not is_tensor(n) and not is_number(n)]
-        self.saved = [*checked, *unchecked, *objects, *numbers]
-        for node in reversed([*numbers, *checked, *unchecked, *objects]):
-            first, place = next(iter(self.backward.graph.nodes)), self._places[node.name]
-            if place is not first:
-                first.prepend(place)
+        self.saved = [*tensors, *objects, *numbers]
+        for node in reversed([*numbers, *tensors, *objects]):
+            next(iter(self.backward.graph.nodes)).prepend(self._places[node.name])
         output = self.forward.graph.output_node()
         output.args = ((*self.outputs, *self.saved),)
         if output.meta.get("desc"):
@@ -187,9 +183,9 @@ class Pair:
 
     def _bind_symbols(self) -> None:
         """Save every symbol that backward's inputs have in their sizes; backward's code looks them up there."""
-        bound = {s for node in self.saved if is_number(node) for s in compat.free_symbols(value(node))}
-        needed = {s for node in self.backward.graph.find_nodes(op="placeholder") if is_tensor(node)
-                  for s in compat.free_symbols(value(node))}  # fmt: skip
+        places = self.backward.graph.find_nodes(op="placeholder")
+        needed = compat.free_symbols(value(node) for node in places if is_tensor(node))
+        bound = compat.free_symbols(value(node) for node in self.saved if is_number(node))
         nodes = compat.symbol_nodes(self.forward.graph) if needed - bound else {}
         for symbol in sorted(needed - bound, key=str):
             if symbol in nodes:
@@ -210,7 +206,5 @@ def is_view(node: fx.Node) -> bool:
 
 def is_pointwise(node: fx.Node) -> bool:
     """Whether Inductor makes a node with its rule for pointwise operators."""
-    if node.op != "call_function":
-        return False
     cast = node.target is torch.ops.prims.convert_element_type.default
     return cast or torch.Tag.pointwise in getattr(node.target, "tags", ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -96,8 +96,7 @@ class Flow:
 
     def plain_bytes(self) -> int:
         """Bytes between forward and backward without rebuilds, packed."""
-        storages = {v.storage: self.base(v).weight for v in self.needed()}
-        return sum(storages.values())
+        return sum({v.storage: self.base(v).weight for v in self.needed()}.values())
 
     def base(self, v: Value) -> Value:
         """The value that is kept for v: itself, or the one that owns a view's storage."""
@@ -106,10 +105,9 @@ class Flow:
         return v
 
 
-def describe(pair: Pair, static_inputs: Iterable[int] | None = None, limits: Limits = Limits()) -> Flow:
+def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: Limits = Limits()) -> Flow:
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
-    static = set(static_inputs or ())
-    lasting = {node.name for i, node in enumerate(pair.inputs) if i in static}
+    lasting = {node.name for i, node in enumerate(pair.inputs) if i in (static_inputs or ())}
     foreign = pair.foreign_storages
     arithmetic = Arithmetic(pair, limits.same_kernels)
     roundings = arithmetic.roundings
@@ -155,8 +153,7 @@ def _twin(node: fx.Node, reader: fx.Node, arithmetic: Arithmetic, values: dict[s
         return node.name
     name = node.name + TWIN
     if name not in values:
-        inner = (n for n in node.all_input_nodes if is_tensor(n))
-        inputs = tuple(_twin(n, reader, arithmetic, values) for n in inner)
+        inputs = tuple(_twin(n, reader, arithmetic, values) for n in node.all_input_nodes if is_tensor(n))
         follows = arithmetic.follows(node, inlined=True)
         values[name] = Value(name, inputs, CHEAP, -1, UNKEPT, _bytes(node), follows=follows)
     return name
@@ -187,8 +184,6 @@ def _is_relaid(node: fx.Node) -> bool:
 
 
 def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:
-    if node.op != "call_function":
-        return False
     made_by = origin(node)
     known = values.get(made_by.all_input_nodes[0].name) if _looks(made_by) and made_by.all_input_nodes else None
     return known is not None and known.storage == storage
@@ -196,7 +191,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
     if node.op == "placeholder":
-        return FREE if (lasting or pair.is_saved(node)) and not pair.is_overwritten(node) else MADE
+        return FREE if (lasting or pair.is_saved(node)) and node not in pair.overwritten else MADE
     return FREE if held else CHEAP if is_cheap(node) and node not in pair.given.values() else MADE
 
 
@@ -207,17 +202,14 @@ def _looks(node: fx.Node) -> bool:
 def is_cheap(node: fx.Node) -> bool:
     """Whether backward may compute a node anew at the price of reading its operands. A random number generator is
     cheap where its operand is the seed, so that it draws the same numbers again."""
-    if node.op == "get_attr":
-        return False
     source = origin(node)
     if source is not node:
         return _looks(source)
     if node.op != "call_function" or node.is_impure() or not _may_run_again(node):
         return False
-    if node.target in copies() or _looks(node):
-        return True
     tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    computed = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return computed or node.target in copies() or _looks(node)
 
 
 def _may_run_again(node: fx.Node) -> bool:
@@ -285,9 +277,8 @@ def library_s(node: fx.Node) -> float:
     backward = node.target is aten.convolution_backward.default
     if backward:  # the formula counts a weight's gradient without its groups
         count = 2 * compat.hint(args[bool(args[7])].numel() * args[2][0].numel()) * sum(args[10][:2])
-    if (backward or node.target is aten.convolution.default) and args[backward].shape[1] > args[1 + backward].shape[
-        1
-    ] == 1:
-        rate = DEPTHWISE_A_S
+    if backward or node.target is aten.convolution.default:
+        x, weight = args[backward : backward + 2]
+        rate = DEPTHWISE_A_S if x.shape[1] > weight.shape[1] == 1 else rate
     moved = {storage_of(n): storage_bytes(n) for n in (*node.all_input_nodes, *made) if is_tensor(n)}
     return max(sum(moved.values()) / BYTES_A_S, count / rate)
