@@ -30,7 +30,7 @@ from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
 from gistkit.compiled.record import Kept
-from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.planning.cost import parse_budget
@@ -66,8 +66,8 @@ class Settings:
 def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
     """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
     Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
-    placed = (value(node) for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node))
-    return settings.exact and any(x.device.type != "cpu" for x in placed)
+    placed = map(value, graph.graph.find_nodes(op="placeholder"))
+    return settings.exact and any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in placed)
 
 
 class Moves:
@@ -96,8 +96,7 @@ class Moves:
             pools.lay_out_stand_ins(pair)
             read_from_wholes(pair)
         for node, whole in pair.given.items():
-            why = f"a part of {whole.name}"
-            self._made[node.name] = packing.described(node, "drop", storage_bytes(node), 0, why)
+            self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)
@@ -119,13 +118,10 @@ class Moves:
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
         for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
-            if not choice.kernels or self._kept_bytes() > self._enough_bytes:
+            if not choice.kernels or sum(storages(packing.own_tensors(self.pair)).values()) > self._enough_bytes:
                 self._encode(choice)
             else:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
-
-    def _kept_bytes(self) -> int:
-        return sum({storage_of(node): storage_bytes(node) for node in packing.own_tensors(self.pair)}.values())
 
     def within(self, budget: int | str) -> None:
         """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
@@ -156,9 +152,8 @@ class Moves:
         would else compute twice: what is gathered within each norm that reads it, which a CPU would sum in another
         order then, and a softmax for a product's operand."""
         for node in self._saved if self._same else dict.fromkeys(map(behind_views, self._saved)):
-            twice = node.target in _GATHERED or (
-                not self.settings.exact and any(reads_memory(user) for user in node.users if user.op != "output")
-            )
+            users = (user for user in node.users if user.op != "output")
+            twice = node.target in _GATHERED or (not self.settings.exact and any(map(reads_memory, users)))
             if (self._same or twice) and node not in self.pair.tensors and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
@@ -172,12 +167,12 @@ class Moves:
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:
-                size = storage_bytes(node)
-                rows[node.name] = packing.described(node, "dense", size, size, reasons.get(node.name, packing.VALUES))
+                why = reasons.get(node.name, packing.VALUES)
+                rows[node.name] = packing.described(node, "dense", storage_bytes(node), why)
             seen.add(storage_of(node))
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
-                rows[node.name] = packing.described(node, "drop", storage_bytes(node), 0, "nothing reads it any more")
+                rows[node.name] = packing.described(node, "drop", 0, "nothing reads it any more")
         plain = {node.name for node in self._plain.values()}
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
@@ -201,23 +196,21 @@ class Moves:
             edit.rebuild(self.pair, cone, laid_out=self._same)
         else:
             rebuild_late(self.pair, cone, self.settings.lossy is not None)
-        node, sources = cone.root, ", ".join(leaf.name for leaf in cone.leaves[:3])
-        why = f"computed anew from {sources}"
-        self._made[node.name] = packing.described(node, "rebuild", storage_bytes(node), 0, why)
+        why = f"computed anew from {', '.join(leaf.name for leaf in cone.leaves[:3])}"
+        self._made[cone.root.name] = packing.described(cone.root, "rebuild", 0, why)
 
     def _encode(self, choice: packing.Choice) -> None:
-        node = choice.node
-        if choice.form is None or not self.pair.is_saved(node):
+        node, form = choice.node, choice.form
+        if form is None or not self.pair.is_saved(node):
             return
-        form = choice.form
         fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
         if fused and self._last:
             form = laid_out(form, value(node))
         fuse = True if self._same else False if fused else None
         payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
         self._payload.update(part.name for part in payload)
-        kept, plain = sum(map(storage_bytes, payload)), storage_bytes(node)
-        self._made[node.name] = packing.described(node, form.name, plain, kept, choice.reason)
+        kept = sum(map(storage_bytes, payload))
+        self._made[node.name] = packing.described(node, form.name, kept, choice.reason)
 
 
 @cache
@@ -244,6 +237,6 @@ def cut(
     rows = moves.rows()
     moves.finish()
     done = (("operands of which backward reads only the shape", count),) if count else ()
-    peaks = predicted_peak(pair), moves.plain_peak_bytes
-    record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), *peaks))
+    peak = predicted_peak(pair)
+    record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), peak, moves.plain_peak_bytes))
     return pair.forward, pair.backward

@@ -115,14 +115,15 @@ def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choic
     return Choice(node, form, why, kernels + 2)
 
 
-def described(node: fx.Node, form: str, plain_bytes: int, kept_bytes: int, reason: str) -> Kept:
+def described(node: fx.Node, form: str, kept_bytes: int, reason: str) -> Kept:
     """The row of one storage."""
     x = value(node)
     shape = tuple(d if isinstance(d, int) else -1 for d in x.shape)
     op = str(node.target).removeprefix("aten.").removesuffix(".default") if node.op == "call_function" else node.op
     if "getitem" in op and isinstance(node.args[0], fx.Node):
         op = f"{str(node.args[0].target).removesuffix('.default').rpartition('.')[2]}[{node.args[1]}]"
-    return Kept(node.name, op, shape, str(x.dtype).removeprefix("torch."), form, plain_bytes, kept_bytes, reason)
+    dtype = str(x.dtype).removeprefix("torch.")
+    return Kept(node.name, op, shape, dtype, form, storage_bytes(node), kept_bytes, reason)
 
 
 def of_parameters(pair: Pair, static_inputs: Collection[int]) -> set[fx.Node]:
