@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from functools import cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import fx
@@ -64,9 +65,7 @@ class Arithmetic:
         """Whether ``reader`` computes a value of statistics within its own kernel, though y is kept."""
         y = behind_views(y)
         norm = self.statistic(y) if self._on else None
-        if norm is None or self.place(norm) != APART or not is_pointwise(y) or y.name in self._saved:
-            return False
-        return storage_of(y) in self._first_view and reader < self._first_view[storage_of(y)]
+        return norm is not None and self.place(norm) == APART and is_pointwise(y) and self._before_saved(y, reader)
 
     def count_of(self, node: fx.Node) -> float | None:
         """What Inductor divides a moment by to make a variance that a kernel of its own reads; None for other nodes."""
@@ -94,19 +93,19 @@ class Arithmetic:
         return None
 
     def _reads_alike(self, y: fx.Node, node: fx.Node) -> bool:
-        norm = self.statistic(behind_views(y))
-        if self._divided_here(behind_views(y), node):
-            return False
-        sure = _made_alike(behind_views(y)) if norm is None else self.place(norm) != UNCERTAIN
-        if not sure and not self.roundings.from_memory(behind_views(y), node):
+        base = behind_views(y)
+        if _is_statistic(base) and base.args[1] == 0 and self._before_saved(base, node):
+            return False  # it divides the moment itself
+        norm = self.statistic(base)
+        sure = _made_alike(base) if norm is None else self.place(norm) != UNCERTAIN
+        if not sure and not self.roundings.from_memory(base, node):
             return False
         return node.target not in _ADDING or self._added_alike(y, node)
 
-    def _divided_here(self, y: fx.Node, node: fx.Node) -> bool:
-        """Whether a node divides a moment itself, before a view of the variance y is saved."""
-        if not _is_statistic(y) or y.args[1] != 0 or y.name in self._saved or storage_of(y) not in self._first_view:
-            return False
-        return node < self._first_view[storage_of(y)]
+    def _before_saved(self, y: fx.Node, reader: fx.Node) -> bool:
+        """Whether a view of y is saved in its place, and ``reader`` comes before that."""
+        first = self._first_view.get(storage_of(y))
+        return first is not None and y.name not in self._saved and reader < first
 
     def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
         """Whether what is added is a product in both kernels, or in neither."""
@@ -156,8 +155,7 @@ def _is_statistic(node: fx.Node) -> bool:
 
 
 def _reduced(norm: fx.Node) -> tuple[fx.Node, set[int]]:
-    x = norm.args[0]
-    assert isinstance(x, fx.Node)
+    x: Any = norm.args[0]
     rank = value(x).dim()
     given = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("dim")
     dims = range(rank) if given is None else given
@@ -174,11 +172,10 @@ def _product_behind(node: fx.Node) -> fx.Node | None:
 @cache
 def copies() -> frozenset:
     """Operators besides the pointwise ones that read and write memory and compute next to nothing."""
-    named = (
+    return _MASKED | {
         aten.clone.default, aten.full.default, aten.scalar_tensor.default, aten.arange.start_step, prims.iota.default,
         prims.inductor_lookup_seed.default, prims.inductor_random.default, prims.convert_element_type.default,
-    )  # fmt: skip
-    return _MASKED.union(named)
+    }  # fmt: skip
 
 
 def _made_alike(y: fx.Node) -> bool:

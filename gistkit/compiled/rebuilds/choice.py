@@ -143,8 +143,7 @@ class _Search:
         pins, kept, more = set(self.small), set[str](), set[str]()
         for _ in range(_ROUNDS):
             kept = pins | cheapest(self.flow, self.roots, self.anew, self.weight, pins)
-            more = self.pinned(kept)
-            if not more:
+            if not (more := self.pinned(kept)):
                 break
             pins |= more
         return self.pruned(kept | more, pins)

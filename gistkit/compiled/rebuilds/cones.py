@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from torch import fx
 
@@ -13,7 +13,7 @@ from gistkit.compiled.rebuilds.flow import TWIN, describe
 from gistkit.compiled.split import Pair
 
 
-def planned(pair: Pair, limits: Limits, static_inputs: Iterable[int] | None = None) -> tuple[Choice, list[edit.Cone]]:
+def planned(pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
     its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
     choice = choose(describe(pair, static_inputs, limits), limits)
@@ -25,14 +25,11 @@ def planned(pair: Pair, limits: Limits, static_inputs: Iterable[int] | None = No
 def readers_first(cones: Iterable[edit.Cone]) -> list[edit.Cone]:
     """Cones in their order, but those that read a rebuilt tensor before its own."""
     cones, done = list(cones), dict[fx.Node, edit.Cone]()
-    readers: dict[fx.Node, list[edit.Cone]] = {}
-    for cone in cones:
-        for leaf in cone.loaded:
-            readers.setdefault(leaf, []).append(cone)
 
     def put(cone: edit.Cone) -> None:
-        for reader in readers.get(cone.root, ()):
-            put(reader)
+        for reader in cones:
+            if cone.root in reader.loaded:
+                put(reader)
         done.setdefault(cone.root, cone)
 
     for cone in cones:
