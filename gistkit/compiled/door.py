@@ -94,14 +94,9 @@ class Backend:
         return hash(self.settings)
 
     def __call__(
-        self,
-        graph: fx.GraphModule,
-        inputs: Sequence[Any],
-        *,
-        mode: str | None = None,
-        options: dict[str, Any] | None = None,
+        self, graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: dict | None = None
     ) -> Callable:
-        given = dict(options or {})
+        given = options or {}
         if given.get("custom_partitioner_fn") is not None:
             raise ValueError(
                 "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
@@ -111,8 +106,8 @@ class Backend:
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            given["custom_partitioner_fn"] = Partitioner(self.settings)
-            compiled = compat.inductor(graph, inputs, mode, given)
+            words = {**given, "custom_partitioner_fn": Partitioner(self.settings)}
+            compiled = compat.inductor(graph, inputs, mode, words)
         if found:
             record.remember(key, found)
         elif torch.is_grad_enabled():
@@ -130,7 +125,7 @@ class Backend:
         self.records.clear()
 
 
-Records = dict[tuple, list[record.GraphRecord]]
+Records = dict[tuple, list[GraphRecord]]
 _BY_PARAMETER: Any = WeakIdKeyDictionary()
 _BY_MODEL: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 
@@ -211,7 +206,7 @@ def compile(
     return compiled
 
 
-def records_of(model: torch.nn.Module) -> list[record.GraphRecord] | None:
+def records_of(model: torch.nn.Module) -> list[GraphRecord] | None:
     """What was decided for the graphs of a model or its parts; None where none was compiled with gistkit."""
     made = [_BY_MODEL[part] for part in model.modules() if part in _BY_MODEL]
     tables = [_graphs_of(b) for b in made] if made else [_BY_PARAMETER.get(p, {}) for p in model.parameters()]
@@ -227,9 +222,8 @@ def _graphs_of(backend: Backend) -> Records:
     return next(filter(None, shared), {})
 
 
-_SETTINGS: weakref.WeakKeyDictionary[Any, Settings] = weakref.WeakKeyDictionary()
-_OWNERS: weakref.WeakKeyDictionary[Any, list[CompressedForward]] = weakref.WeakKeyDictionary()
-_RECORDS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int], list[GraphRecord]]] = weakref.WeakKeyDictionary()
+_TRACED: weakref.WeakKeyDictionary[Any, tuple[Settings, list[CompressedForward]]] = weakref.WeakKeyDictionary()
+_RECORDS: weakref.WeakKeyDictionary[Any, Records] = weakref.WeakKeyDictionary()
 """By the number of the Python frame: one that is compiled again takes the place of the first."""
 
 
@@ -241,13 +235,12 @@ def note(stand_in: CompressedForward) -> None:
     if context is None:
         return
     settings = Settings(asked.lossy, asked.fidelity)
-    known = _SETTINGS.setdefault(context, settings)
+    known, owners = _TRACED.setdefault(context, (settings, []))
     if known != settings:
         raise CompileError(
             f"compile: compressed models in one graph must have the same settings, got {known} and {settings}; "
             "compress the module around them instead"
         )
-    owners = _OWNERS.setdefault(context, [])
     if stand_in not in owners:
         owners.append(stand_in)
     _RECORDS.setdefault(stand_in, {})
@@ -257,12 +250,12 @@ def note(stand_in: CompressedForward) -> None:
 def settings_in_force() -> Settings | None:
     """The settings of the graph that is being compiled; None where it has no compressed forward."""
     context = compat.tracing_context()
-    return None if context is None else _SETTINGS.get(context)
+    return _TRACED[context][0] if context in _TRACED else None
 
 
 def remember_traced(records: list[GraphRecord]) -> None:
     """What was decided for the graph that is being compiled, for the reports of its models."""
-    for stand_in in _OWNERS.get(compat.tracing_context(), ()):
+    for stand_in in _TRACED[compat.tracing_context()][1]:
         _RECORDS[stand_in][compat.frame()] = records
 
 

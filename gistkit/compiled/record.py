@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +71,7 @@ def collected() -> Iterator[list[GraphRecord]]:
 
 def write(record: GraphRecord) -> None:
     """Hand a record to the collection around; without one it is dropped."""
-    found = _OPEN.get()
-    if found is not None:
+    if (found := _OPEN.get()) is not None:
         found.append(record)
 
 
@@ -83,13 +82,11 @@ def _file(key: str) -> Path:
 def remember(key: str, records: list[GraphRecord]) -> None:
     """Write records to the cache. What cannot be written is left out: only a report would miss it."""
     path = _file(key)
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(records))
         part.replace(path)
-    except OSError:
-        pass
 
 
 def recalled(key: str) -> list[GraphRecord]:
