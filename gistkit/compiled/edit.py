@@ -109,8 +109,7 @@ def encode(
     if apart:
         payload = [build(materialised(), part, node) for part in payload]
     for i, part in enumerate(payload):
-        if part is not node:
-            part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
+        part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
     layout = strides(pair, value(node)) if apart or materialise is None else None
     _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, layout)
@@ -195,11 +194,7 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
 
 
 def _replace(
-    pair: Pair,
-    place: fx.Node,
-    make: Callable[[Builder], fx.Node],
-    materialise: bool | None,
-    strides: list[int] | None = None,
+    pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None, layout: list[int] | None
 ) -> None:
     """Give the readers of a placeholder of backward what ``make`` makes instead."""
     graph = pair.backward.graph
@@ -213,16 +208,15 @@ def _replace(
     if from_memory:
         build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, from_memory[0]) or made, strides)
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made, layout)
         for user in from_memory:
             user.replace_input_with(place, made)
     made, before = None, None
-    for user in users:
-        if user not in from_memory:
-            if made is None or before is None or not fuse_together(before, user):
-                made = make(Builder(graph, user, backward=True))
-            user.replace_input_with(place, made)
-            before = user
+    for user in [u for u in users if u not in from_memory]:
+        if made is None or before is None or not fuse_together(before, user):
+            made = make(Builder(graph, user, backward=True))
+        user.replace_input_with(place, made)
+        before = user
 
 
 def grows(node: fx.Node) -> bool:

@@ -4,7 +4,7 @@ docs/compiled.md, "Where bits may differ".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import fx
@@ -92,9 +92,8 @@ def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.N
                 made = graph.node_copy(node)
             made.update_arg(10, mask)
             made.meta["val"] = tuple(v if keep else None for v, keep in zip(value(node), mask, strict=True))
-            if mask[0]:
-                if not ((lossy or same in pair.given) and stand_in(pair, made, x)):
-                    made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
+            if mask[0] and not ((lossy or same in pair.given) and stand_in(pair, made, x)):
+                made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
             for item in [u for u in node.users if u.args[1] in elements_of]:
                 item.update_arg(0, made)
         graph.erase_node(node)
@@ -153,12 +152,9 @@ def _divide(graph: fx.Graph, made: fx.Node, end: fx.Node, make: Callable[[fx.Nod
         total.update_arg(0, here[total.all_input_nodes[0]])
 
 
-def _between(first: fx.Node, end: fx.Node) -> list[fx.Node]:
-    found, node = [], first.next
-    while node is not end:
-        found.append(node)
-        node = node.next
-    return found
+def _between(first: fx.Node, end: fx.Node) -> Iterator[fx.Node]:
+    while (first := first.next) is not end:
+        yield first
 
 
 def _fused(node: fx.Node) -> bool:

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from gistkit.compiled.edit import Builder
+from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.readers import reads_memory
-from gistkit.compiled.split import Pair, elements, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_view, storage_bytes, value
 
 aten = torch.ops.aten
 
@@ -19,15 +20,13 @@ def read_from_wholes(pair: Pair) -> None:
     """Save parts of a saved concatenation no more where they take as many bytes as it does, or more, and where
     pointwise operators read them: a library would copy them, a view may need rows that are next to each other."""
     cats = sorted((n for n in pair.tensors if n.target is aten.cat.default), key=elements, reverse=True)
-    foreign, found = pair.foreign_storages, pair.given
     for whole in cats:
         dim = _dim(whole)
         starts = _starts(whole, dim)
-        left = [n for n in pair.tensors if n is not whole and n not in found and n not in found.values()]
-        left = [n for n in left if not is_view(n) and storage_of(n) not in foreign and _is_read_by_place(pair, n)]
-        left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
+        left = [n for n in own_tensors(pair) if n is not whole and n not in pair.given.values() and not is_view(n)]
+        left = [n for n in left if value(n).dtype == value(whole).dtype and _is_read_by_place(pair, n)]  # cat promotes
         parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None}
-        if whole not in found and sum(map(storage_bytes, parts)) >= storage_bytes(whole):
+        if whole not in pair.given and sum(map(storage_bytes, parts)) >= storage_bytes(whole):
             for part, start in parts.items():
                 before = next(n for n in pair.backward.graph.nodes if n.op != "placeholder")
                 build = Builder(pair.backward.graph, before, backward=True)

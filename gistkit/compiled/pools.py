@@ -38,8 +38,7 @@ def lay_out_stand_ins(pair: Pair) -> None:
 def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
     """Whether backward compares a saved tensor with 0 and otherwise reads its shape as that of a max-pool's input; the
     cut of torch 2.11 saves such a tensor in full."""
-    compares = False
-    stack = [pair.place(node)]
+    compares, stack = False, [pair.place(node)]
     while stack:
         x = stack.pop()
         for user in x.users:

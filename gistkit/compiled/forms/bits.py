@@ -102,8 +102,7 @@ def signs(x: torch.Tensor, channels_last: bool = False) -> Signs | None:
 def packing_dim(x: torch.Tensor, codes: int, channels_last: bool = False) -> int | None:
     """The dimension along which ``codes`` elements go to a byte: of those whose size is a known multiple, the innermost
     in memory, so that neighbours read the same byte. None where there is none."""
-    order = memory_order(x, channels_last)
-    fitting = [d for d in order if isinstance(x.shape[d], int) and x.shape[d] and x.shape[d] % codes == 0]
+    fitting = [d for d in memory_order(x, channels_last) if isinstance(n := x.shape[d], int) and n and n % codes == 0]
     return fitting[-1] if fitting else None
 
 
