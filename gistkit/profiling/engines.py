@@ -35,19 +35,19 @@ def engine_algorithms(
     is too short for. Nothing where engines cannot run."""
     if engines_missing():
         return {}
-    begun, late = time.perf_counter(), 0
+    end, late = time.perf_counter() + LIMIT_S, 0
     known: dict[tuple, list[Algorithm]] = {}
     found = {}
     for task in _heaviest(graph, own):
         channels_last = _is_channels_last(model, task.module)
         bias = len(graph.calls[task.call].operands) > 2
         key = task.conv, task.part_name, task.dtype, channels_last, bias
-        if key not in known and time.perf_counter() - begun > LIMIT_S:
+        if key not in known and time.perf_counter() > end:
             late += 1
             continue
         if key not in known:
             whole = own[task.index], max(graph.batch, 1)
-            known[key] = _measured(task, *whole, rows, device, channels_last, bias)
+            known[key] = _measured(task, *whole, rows, device, channels_last, bias, end)
         best = [a for a in _unbeaten([own[task.index], *known[key]]) if a.is_engine]
         if best:
             found[task.index] = tuple(best)
@@ -77,9 +77,9 @@ def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
 
 
 def _measured(
-    task: Task, own: Algorithm, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool
+    task: Task, own: Algorithm, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool, end: float
 ) -> list[Algorithm]:
-    """Those engines that run, in the order of their workspace."""
+    """Those engines that run, in the order of their workspace, until the clock stands at ``end``."""
     tried = _task(task, rows, device, channels_last)
     whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
     found, numbers = [], torch.Generator(device).manual_seed(0)  # nobody else's random state
@@ -91,6 +91,8 @@ def _measured(
             for shape in tried.shapes[:2]
         ]
         for name in sorted({e.name for e in engines(tried)} & whole.keys(), key=lambda name: (whole[name], name)):
+            if time.perf_counter() > end:
+                break
             known = [a.seconds for a in (own, *found) if a.workspace_bytes <= whole[name]]
             limit_s = CLEARLY * min(known, default=float("inf")) * rows / batch
             if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device, limit_s)) is not None:
