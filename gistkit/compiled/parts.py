@@ -21,12 +21,15 @@ def read_from_wholes(pair: Pair) -> None:
     pointwise operators read them: a library would copy them, a view may need rows that are next to each other."""
     cats = sorted((n for n in pair.tensors if n.target is aten.cat.default), key=elements, reverse=True)
     for whole in cats:
+        if whole in pair.given:
+            continue
         dim = _dim(whole)
         starts = _starts(whole, dim)
-        left = [n for n in own_tensors(pair) if n is not whole and n not in pair.given.values() and not is_view(n)]
-        left = [n for n in left if value(n).dtype == value(whole).dtype and _is_read_by_place(pair, n)]  # cat promotes
-        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None}
-        if whole not in pair.given and sum(map(storage_bytes, parts)) >= storage_bytes(whole):
+        kept = {whole, *pair.given.values()}
+        left = [n for n in own_tensors(pair) if n not in kept and not is_view(n)]
+        left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
+        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None and _is_read_by_place(pair, n)}
+        if sum(map(storage_bytes, parts)) >= storage_bytes(whole):
             for part, start in parts.items():
                 before = next(n for n in pair.backward.graph.nodes if n.op != "placeholder")
                 build = Builder(pair.backward.graph, before, backward=True)
