@@ -92,7 +92,7 @@ def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.N
                 made = graph.node_copy(node)
             made.update_arg(10, mask)
             made.meta["val"] = tuple(v if keep else None for v, keep in zip(value(node), mask, strict=True))
-            if mask[0] and not ((lossy or same in pair.given) and stand_in(pair, made, x)):
+            if mask[0] and not ((lossy or same in pair.whole_of) and stand_in(pair, made, x)):
                 made.update_arg(1, pair.place(same))  # type: ignore[arg-type]
             for item in [u for u in node.users if u.args[1] in elements_of]:
                 item.update_arg(0, made)

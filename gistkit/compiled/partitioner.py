@@ -95,8 +95,8 @@ class Moves:
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
             read_from_wholes(pair)
-        for node, whole in pair.given.items():
-            self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
+            for node, whole in pair.whole_of.items():
+                self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
         limits = Limits(bitwise=settings.exact, same_kernels=self._same, products=products, time_share=share, bits=bits)

@@ -21,11 +21,11 @@ def read_from_wholes(pair: Pair) -> None:
     pointwise operators read them: a library would copy them, a view may need rows that are next to each other."""
     cats = sorted((n for n in pair.tensors if n.target is aten.cat.default), key=elements, reverse=True)
     for whole in cats:
-        if whole in pair.given:
+        if whole in pair.whole_of:
             continue
         dim = _dim(whole)
         starts = _starts(whole, dim)
-        kept = {whole, *pair.given.values()}
+        kept = {whole, *pair.whole_of.values()}
         left = [n for n in own_tensors(pair) if n not in kept and not is_view(n)]
         left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
         parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None and _is_read_by_place(pair, n)}
@@ -34,7 +34,7 @@ def read_from_wholes(pair: Pair) -> None:
                 before = next(n for n in pair.backward.graph.nodes if n.op != "placeholder")
                 build = Builder(pair.backward.graph, before, backward=True)
                 stop = start + value(part).shape[dim]
-                pair.give(part, whole, build(aten.slice.Tensor, pair.place(whole), dim, start, stop))
+                pair.read_from(part, whole, build(aten.slice.Tensor, pair.place(whole), dim, start, stop))
 
 
 def _dim(cat: fx.Node) -> int:

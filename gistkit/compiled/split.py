@@ -79,9 +79,9 @@ def by_row(node: fx.Node, channels_last: bool) -> bool:
 
 class Pair:
     """The graph modules ``forward`` and ``backward`` of one step, edited in place; ``results``: how many of forward's
-    outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order. ``given``: by
-    nodes that backward has as parts of saved ones, these. ``overwritten``: inputs of forward that have other values by
-    the time of backward, as a batch norm's running mean."""
+    outputs are the caller's. ``saved``: the nodes of forward that are kept for backward, in order. ``whole_of``: by a
+    node that is not saved the saved one that backward takes it from, as a part. ``overwritten``: inputs of forward that
+    have other values by the time of backward, as a batch norm's running mean."""
 
     def __init__(self, forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
         self.forward, self.backward, self.results = forward, backward, results
@@ -92,7 +92,7 @@ class Pair:
         found = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
         states = (node for name, node in found.items() if name.startswith("rng_state_output_"))  # of a draw run anew
         self._places: dict[str, fx.Node] = {name: found[name] if name in found else next(states) for name in taken}
-        self.given: dict[fx.Node, fx.Node] = {}
+        self.whole_of: dict[fx.Node, fx.Node] = {}
         self.overwritten = {n.args[0] for n in forward.graph.find_nodes(op="call_function", target=aten.copy_.default)}
 
     @property
@@ -138,12 +138,12 @@ class Pair:
         self.backward.graph.erase_node(self._places.pop(node.name))
         self.saved.remove(node)
 
-    def give(self, node: fx.Node, whole: fx.Node, made: fx.Node) -> None:
+    def read_from(self, node: fx.Node, whole: fx.Node, made: fx.Node) -> None:
         """Save a node of forward no more, as backward has it in ``made``, a part of a saved node, ``whole``."""
         self._places[node.name].replace_all_uses_with(made)
         self.forget(node)
         self._places[node.name] = made
-        self.given[node] = whole
+        self.whole_of[node] = whole
 
     def fresh_name(self, wish: str) -> str:
         taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
@@ -154,8 +154,8 @@ class Pair:
         """Save no more what no operator of backward reads."""
         self.backward.graph.eliminate_dead_code()
         alive = set(self.backward.graph.nodes)
-        for node in [n for n in self.given if self._places[n.name] not in alive]:
-            del self._places[node.name], self.given[node]
+        for node in [n for n in self.whole_of if self._places[n.name] not in alive]:
+            del self._places[node.name], self.whole_of[node]
         for node in self.tensors:
             if not self.place(node).users:
                 self.forget(node)

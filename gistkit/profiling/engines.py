@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,26 +35,41 @@ def engine_algorithms(
     is too short for. Nothing where engines cannot run."""
     if engines_missing():
         return {}
-    end, late = time.perf_counter() + LIMIT_S, 0
+    where = _Where(max(graph.batch, 1), rows, device, time.perf_counter() + LIMIT_S)
     known: dict[tuple, list[Algorithm]] = {}
-    found = {}
-    for task in _heaviest(graph, own):
-        channels_last = _is_channels_last(model, task.module)
-        bias = len(graph.calls[task.call].operands) > 2
-        key = task.conv, task.part_name, task.dtype, channels_last, bias
-        if key not in known and time.perf_counter() > end:
-            late += 1
-            continue
-        if key not in known:
-            whole = own[task.index], max(graph.batch, 1)
-            known[key] = _measured(task, *whole, rows, device, channels_last, bias, end)
-        best = [a for a in _unbeaten([own[task.index], *known[key]]) if a.is_engine]
+    found, late = {}, set[tuple]()
+    tasks = [(task, _kind(graph, task, model)) for task in _heaviest(graph, own)]
+    for task, kind in tasks:
+        if kind not in known:
+            known[kind] = _measured(task, own[task.index], where, *kind[-2:])
+            late |= {kind} if where.over else set()
+        best = [a for a in _unbeaten([own[task.index], *known[kind]]) if a.is_engine]
         if best:
             found[task.index] = tuple(best)
     if late:
-        left = "measuring cuDNN's engines took %g s; %d tasks of convolutions are left with PyTorch's algorithm"
-        _log.warning(left, LIMIT_S, late)
+        left = "%d tasks of convolutions are left with PyTorch's algorithm, or with some of the engines"
+        count = sum(kind in late for _, kind in tasks)
+        _log.warning(f"measuring cuDNN's engines took %g s; {left}", LIMIT_S, count)
     return found
+
+
+class _Where(NamedTuple):
+    """Rows of the whole batch, rows that are measured, on which device, and until when by the clock."""
+
+    batch: int
+    rows: int
+    device: torch.device
+    end_s: float
+
+    @property
+    def over(self) -> bool:
+        return time.perf_counter() > self.end_s
+
+
+def _kind(graph: SavedGraph, task: Task, model: torch.nn.Module) -> tuple:
+    """What tasks have in common that take the same time; last whether they are channels_last, and have a bias."""
+    has_bias = len(graph.calls[task.call].operands) > 2
+    return task.conv, task.part_name, task.dtype, _is_channels_last(model, task.module), has_bias
 
 
 def _heaviest(graph: SavedGraph, own: Mapping[int, Algorithm]) -> list[Task]:
@@ -76,10 +91,11 @@ def _unbeaten(known: Iterable[Algorithm]) -> list[Algorithm]:
     return best
 
 
-def _measured(
-    task: Task, own: Algorithm, batch: int, rows: int, device: torch.device, channels_last: bool, bias: bool, end: float
-) -> list[Algorithm]:
-    """Those engines that run, in the order of their workspace, until the clock stands at ``end``."""
+def _measured(task: Task, own: Algorithm, where: _Where, channels_last: bool, bias: bool) -> list[Algorithm]:
+    """Those engines that run, in the order of their workspace, until time is over."""
+    if where.over:
+        return []
+    batch, rows, device, _ = where
     tried = _task(task, rows, device, channels_last)
     whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
     found, numbers = [], torch.Generator(device).manual_seed(0)  # nobody else's random state
@@ -91,11 +107,10 @@ def _measured(
             for shape in tried.shapes[:2]
         ]
         for name in sorted({e.name for e in engines(tried)} & whole.keys(), key=lambda name: (whole[name], name)):
-            if time.perf_counter() > end:
-                break
             known = [a.seconds for a in (own, *found) if a.workspace_bytes <= whole[name]]
             limit_s = CLEARLY * min(known, default=float("inf")) * rows / batch
-            if (seconds := _seconds(_run_of(task, tried, name, operands, bias), device, limit_s)) is not None:
+            run = _run_of(task, tried, name, operands, bias)
+            if not where.over and (seconds := _seconds(run, device, limit_s)) is not None:
                 found.append(Algorithm(name, seconds * batch / rows, whole[name]))
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()

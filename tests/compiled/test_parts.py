@@ -101,7 +101,7 @@ def test_empty_operands_other_dtypes_and_views_change_no_bit(words, given):
 
     def edit(pair):
         read_from_wholes(pair)
-        found.append(len(pair.given))
+        found.append(len(pair.whole_of))
 
     plain, ours = edited(model, lambda pair: None)[0], edited(model, edit)[0]
     assert_same(plain, ours)
@@ -125,11 +125,11 @@ def test_rebuilds_are_computed_from_the_parts(settings):
     torch.manual_seed(3)
     model = Grown()
     pair, moves = moved(settings, model)
-    assert len(set(pair.given.values())) == 1 and len(pair.given) == 5  # the stem and four concatenations
+    assert len(set(pair.whole_of.values())) == 1 and len(pair.whole_of) == 5  # the stem and four concatenations
     rows = {row.name: row for row in moves.rows()}
     parts = [row for row in rows.values() if row.reason.startswith("a part of cat")]
     assert len(parts) == 5 and all(row.form == "drop" and row.kept_bytes == 0 < row.plain_bytes for row in parts)
-    (whole,) = set(pair.given.values())
+    (whole,) = set(pair.whole_of.values())
     assert rows[whole.name].kept_bytes > 0
     # the norms' outputs are rebuilt from the parts, and no part is concatenated anew
     assert sum(row.form == "rebuild" for row in rows.values()) >= 5
@@ -140,11 +140,11 @@ def test_the_parts_are_written_in_forward():
     """Else Inductor concatenates within each norm's statistics: DenseNet-121's step took 4.3 ms more (H100)."""
     pair, moves = moved(Settings(fidelity="reassociated"), Grown())
     moves.finish()
-    parts = [node for node in pair.given if node.target is aten.cat.default]
+    parts = [node for node in pair.whole_of if node.target is aten.cat.default]
     assert len(parts) == 4
     assert all([user.target for user in node.users] == [torch.ops.gistkit.written.default] for node in parts)
 
 
 def test_bitwise_steps_keep_their_concatenations():
     pair, _ = moved(Settings(), Grown())
-    assert not pair.given
+    assert not pair.whole_of

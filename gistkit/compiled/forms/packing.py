@@ -143,7 +143,7 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
         return f"fewer than {LEAST_ROUNDED} elements"
     if node in static:
         return "follows from parameters alone"
-    if node in pair.given.values():  # decoded in each norm's backward, the gradients' sum would be stored in fp32
+    if node in pair.whole_of.values():  # decoded in each norm's backward, the gradients' sum would be stored in fp32
         return "others are read as parts of it"
     if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore
         return "a statistic of an attention"

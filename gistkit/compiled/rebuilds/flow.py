@@ -30,8 +30,8 @@ FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 BYTES_A_S, OPERATIONS_A_S, DEPTHWISE_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}, 5e12
-"""Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products', by the bytes of an element; what gradients
-of the inputs of ConvNeXt-T's depthwise convolutions reached."""
+"""Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products', by the bytes of an element; a depthwise
+convolution's, where the gradients of ConvNeXt-T's inputs reached 5.6e12."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
         stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
         read = (n for n in node.all_input_nodes if n.name in needed)
         loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
-        kind = _kind(node, pair, node.name in lasting, node in pair.given or (storage in foreign and is_needed))
+        kind = _kind(node, pair, node.name in lasting, node in pair.whole_of or (storage in foreign and is_needed))
         again = kind == MADE and limits.products and grows(node) and _may_run_again(node) and readings[storage] <= 1
         weight = UNKEPT if view and not stays else packed_bytes(node, limits.bits)
         values[node.name] = Value(
@@ -192,7 +192,7 @@ def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:
     if node.op == "placeholder":
         return FREE if (lasting or pair.is_saved(node)) and node not in pair.overwritten else MADE
-    return FREE if held else CHEAP if is_cheap(node) and node not in pair.given.values() else MADE
+    return FREE if held else CHEAP if is_cheap(node) and node not in pair.whole_of.values() else MADE
 
 
 def _looks(node: fx.Node) -> bool:

@@ -157,6 +157,20 @@ def test_beyond_the_time_limit_convolutions_are_left_as_they_are(ran, card, monk
     assert f"{len(times.workspace_bytes)} tasks of convolutions are left with PyTorch's algorithm" in caplog.text
 
 
+def test_an_engine_is_not_begun_when_time_is_over(ran, card, monkeypatch, caplog):
+    began = []
+
+    def seconds(run, device, limit_s):
+        began.append(run)
+        return 1e-9
+
+    monkeypatch.setattr(profiled, "_seconds", seconds)
+    monkeypatch.setattr(profiled._Where, "over", property(lambda _: bool(began)))
+    times = gistkit.measure(convolutions(), torch.randn(2, 3, 32, 32))
+    assert len(began) == 1 and len(times.engines) == 1
+    assert f"{len(times.workspace_bytes)} tasks of convolutions are left" in caplog.text
+
+
 def test_the_convolutions_with_most_workspace_are_measured_first():
     graph = gistkit.capture(convolutions(), (torch.randn(2, 3, 32, 32),), backward=True)
     own = {t.index: Algorithm("", 1.0, (100 + t.call) * MIB) for t in graph.tasks if t.conv is not None}
