@@ -3,8 +3,8 @@
     python -m bench.compiled --out bench/results/NAME.jsonl [--models resnet50,gpt2] [--confs bf16,fp32] [--max-s 500]
 
 ``bf16``: autocast, images in channels_last, batch 128 (gpt2: 16 x 512 tokens); ``fp32``: half of it. Plain SGD, so that
-kept bytes are the model's own. ``gpt2-loss`` has the loss in its forward, as Hugging Face's models: it is in the graph
-then, and of the logits bf16 stays where the eager loss outside keeps fp32. Columns of a row:
+kept bytes are the model's own. ``gpt2-loss`` and ``llama-loss`` have the loss in their forward, as Hugging Face's
+models: it is in the graph then, and of the logits bf16 stays where the eager loss outside keeps fp32. Columns of a row:
 
 * ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
 * ``host_ms``: what the host takes to issue a step.
@@ -51,7 +51,7 @@ from torch import nn
 
 import gistkit
 from bench.alone import alone
-from bench.networks import GPT
+from bench.networks import GPT, Llama
 from bench.rows import beside, environment, utc
 from bench.training import network
 from bench.variants import checkpointed
@@ -60,7 +60,7 @@ from gistkit.compiled import records_of
 
 MODELS = (
     "resnet50", "vit_small_patch16_224", "vgg16", "efficientnet_b0", "mobilenetv3_large_100", "convnext_tiny",
-    "swin_tiny_patch4_window7_224", "densenet121", "gpt2", "gpt2-loss",
+    "swin_tiny_patch4_window7_224", "densenet121", "gpt2", "gpt2-loss", "llama-loss",
 )  # fmt: skip
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
@@ -137,14 +137,22 @@ USUAL = "eager,compile,gistkit,gistkit reassociated,gistkit fp8s"
 Bits = dict[str, torch.Tensor]
 
 
-class LossGPT(GPT):
-    """GPT-2 that gives its loss."""
+class WithLoss(nn.Module):
+    """A language model that gives its loss."""
 
-    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        return F.cross_entropy(super().forward(x).flatten(0, -2), targets.flatten())
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.model(x).flatten(0, -2), targets.flatten())
 
 
-TEXT = {"gpt2": GPT, "gpt2-loss": LossGPT}
+TEXT = {
+    "gpt2": GPT,
+    "gpt2-loss": lambda *sizes: WithLoss(GPT(*sizes)),
+    "llama-loss": lambda *sizes: WithLoss(Llama(*sizes)),
+}
 
 
 def batch_of(name: str, conf: str, options: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
@@ -187,7 +195,7 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         torch.compiler.cudagraph_mark_step_begin()
         with self.narrow():
-            if isinstance(self.model, LossGPT):
+            if isinstance(self.model, WithLoss):
                 loss = self.called(self.x, self.targets)
             else:
                 loss = F.cross_entropy(self.called(self.x).flatten(0, -2), self.targets.flatten())
@@ -333,7 +341,7 @@ def unequal(bits: Bits, reference: Bits) -> list[str]:
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.compiled", description="Compiled training steps beside their peers.")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file; rows that it holds are not run again")
-    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, timm's names or gpt2")
+    parser.add_argument("--models", default=",".join(MODELS), help="comma-separated, timm's names, gpt2 or llama-loss")
     parser.add_argument("--confs", default=",".join(CONFS), help="comma-separated: bf16, fp32")
     known = ", ".join(VARIANTS).replace("%", "%%")
     parser.add_argument("--variants", default=USUAL, help=f"comma-separated, of {known}")

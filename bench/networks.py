@@ -1,5 +1,5 @@
-"""Networks of the benchmarks that the zoo has not: DenseNet-121, a small transformer and GPT-2, and for images of 32x32
-VGG-16 with batch norm and a small Inception, in plain ``torch.nn``."""
+"""Networks of the benchmarks that the zoo has not: DenseNet-121, a small transformer, GPT-2 and a small Llama, and for
+images of 32x32 VGG-16 with batch norm and a small Inception, in plain ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -107,3 +107,64 @@ class GPT(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.norm(self.blocks(self.tokens(x) + self.places[: x.shape[1]])))
+
+
+class RMSNorm(nn.Module):
+    """As Hugging Face writes it: in fp32, then in the stream's dtype times the weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary places in queries or keys."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((-second, first), -1) * sin
+
+
+class LlamaBlock(nn.Module):
+    """A block of Llama: RMS norms, causal attention with rotary places, a gated MLP with SiLU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, inner = heads, width * 8 // 3
+        self.norm1, self.norm2 = RMSNorm(width), RMSNorm(width)
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        y = self.norm1(x)
+        q, k, v = (part(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.norm2(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """A small Llama: 12 blocks of 768, 124 million parameters with 50,304 tokens, tied embeddings."""
+
+    def __init__(self, tokens: int = 50304, length: int = 1024, width: int = 768, depth: int = 12) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(tokens, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, width // 64) for _ in range(depth))
+        self.norm, self.head = RMSNorm(width), nn.Linear(width, tokens, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+        angles = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(0, 64, 2) / 64)).repeat(1, 2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, length = self.tokens(x), x.shape[1]
+        cos, sin = self.cos[:length].to(y.dtype), self.sin[:length].to(y.dtype)  # type: ignore[index]
+        for block in self.blocks:
+            y = block(y, cos, sin)
+        return self.head(self.norm(y))
