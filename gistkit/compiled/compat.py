@@ -164,7 +164,43 @@ def lower_materialised(x: Any, after: Any, strides: Any = None) -> Any:
             graph.additional_buffer_deps[operation.get_operation_name()].add(name)
     if len(graph.operations) > first and hasattr(graph, "no_fuse_buffer_names"):
         graph.no_fuse_buffer_names.add(x.get_name())
+        graph.gistkit_apart = getattr(graph, "gistkit_apart", type(graph.no_fuse_buffer_names)()) | {x.get_name()}
     return x
+
+
+def pass_base() -> type:
+    """What a pass over Inductor's kernels derives from: ``CustomSchedulerPass``, which torch 2.11 does not have."""
+    return getattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object)
+
+
+def join(kernels: list[Any]) -> list[Any]:
+    """Inductor's kernels on a GPU, with each of :func:`lower_materialised` put into others that sum nothing: those that
+    make what it alone reads or what is materialised, and those that read the same and do not depend on it. All other
+    kernels stay as they are."""
+    graph = private("torch._inductor.virtualized", "V").graph
+    names, found = getattr(graph, "gistkit_apart", set()), private("torch.utils._ordered_set", "OrderedSet")(kernels)
+    if not names:
+        return kernels
+    scheduler: Any = kernels[0].scheduler
+    graph.no_fuse_buffer_names -= names
+
+    def may_join(own: Any, other: Any) -> bool:
+        if other is own or other.is_reduction() or own.get_operation_names() & other.ancestors:
+            return False
+        read = {dep.name for dep in own.read_writes.reads if dep.name in other.get_buffer_names()}
+        mine = own.get_nodes()
+        if any(u.node not in mine for n in read if n not in names for u in scheduler.name_to_buf[n].users):
+            return False
+        return scheduler.can_fuse(other, own) and not scheduler.will_fusion_create_cycle(other, own)
+
+    for name in [*names]:
+        own: Any = scheduler.name_to_fused_node[scheduler.name_to_buf[name].defining_op_name()]
+        while own.is_gpu() and (hosts := [kernel for kernel in found if may_join(own, kernel)]):
+            host = max(hosts, key=lambda kernel: scheduler.score_fusion_memory(kernel, own))
+            own = scheduler.fuse_two_nodes(host, own, found)
+            if not own.get_buffer_names() <= names:
+                break
+    return scheduler.topological_sort_schedule(list(found))
 
 
 def lower_written(x: Any) -> Any:

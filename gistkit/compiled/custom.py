@@ -14,6 +14,17 @@ from gistkit.compiled.partitioner import Settings, cut, sources
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
 
+class Joined(compat.pass_base()):
+    """The pass behind Inductor's fusion by which rebuilds join kernels of plain ``torch.compile``."""
+
+    def uuid(self) -> Any:
+        """As :meth:`Partitioner.uuid`."""
+        return sources()
+
+    def __call__(self, nodes: list[Any]) -> list[Any]:
+        return compat.join(nodes)
+
+
 @dataclass(frozen=True)
 class Partitioner(compat.partitioner_base()):
     """:func:`gistkit.compiled.partitioner.cut` under settings, for ``options={"custom_partitioner_fn": ...}``."""

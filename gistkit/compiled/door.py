@@ -102,11 +102,11 @@ class Backend:
                 "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
                 "compile with torch.compile alone"
             )
-        from gistkit.compiled.custom import Partitioner  # imports Inductor
+        from gistkit.compiled.custom import Joined, Partitioner  # imports Inductor
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            words = {**given, "custom_partitioner_fn": Partitioner(self.settings)}
+            words = {"_post_fusion_custom_pass": Joined(), **given, "custom_partitioner_fn": Partitioner(self.settings)}
             compiled = compat.inductor(graph, inputs, mode, words)
         if found:
             record.remember(key, found)

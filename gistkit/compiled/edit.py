@@ -16,6 +16,7 @@ from torch.fx.node import map_arg
 from gistkit.compiled import compat
 from gistkit.compiled.operators import convolving, dividing, materialised, rounding, taking, writing
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
+from gistkit.compiled.rebuilds.rounding import is_low
 from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, value
 
 _ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
@@ -84,9 +85,13 @@ def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
     def read(build: Builder, leaf: fx.Node) -> fx.Node:
         if leaf in cone.counts:
             return build(dividing(), places[leaf], cone.counts[leaf])
-        if held[leaf] is leaf:
-            return places[leaf]
-        return build(torch.ops.aten.reshape.default, places[leaf], build.sizes(leaf))
+        made = places[leaf]
+        if held[leaf] is not leaf:
+            made = build(torch.ops.aten.reshape.default, made, build.sizes(leaf))
+        if laid_out and leaf in cone.loaded and is_low(leaf):  # both may become one kernel
+            made = build(rounding(), made)
+            made.meta[LOADS] = True
+        return made
 
     def make(build: Builder) -> fx.Node:
         return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]

@@ -10,6 +10,7 @@ from gistkit.compiled import partitioner
 @pytest.fixture(autouse=True)
 def all_rebuilds(monkeypatch):
     monkeypatch.setattr(partitioner, "TIME_SHARE", float("inf"))
+    monkeypatch.setattr(partitioner, "USUAL_SHARE", float("inf"))
 
 
 @pytest.fixture

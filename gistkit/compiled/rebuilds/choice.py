@@ -232,14 +232,17 @@ def _kept_leaves(flow: Flow, leaves: tuple[str, ...], rebuilt: tuple[str, ...]) 
 
 
 def _time_s(search: _Search, root: str, reach: _Reach) -> float:
-    """Modelled seconds of a rebuild: 0 of a view. Where bits may differ it is computed by kernels that read most of its
-    sources anyhow. A product reads and writes in its own time, and what is made of it reads it."""
+    """Modelled seconds of a rebuild: 0 of a view. Where bits may differ, and on a GPU where only libraries read it and
+    it is no layer norm's, it is computed by kernels that read most of its sources anyhow. A product reads and writes in
+    its own time, and what is made of it reads it."""
     flow, made = search.flow, search.flow.values[root]
     if _only_views(flow, reach):
         return 0.0
     products = [n for n in reach.nodes if flow.values[n].product_s]
     pointwise = flow.base(made).name not in products
-    moved = pointwise * (reach.read_bytes * search.limits.bitwise + made.read_bytes)
+    joins = search.limits.same_kernels and made.apart and not any(flow.values[n].by_row for n in reach.nodes)
+    reads = search.limits.bitwise and not joins
+    moved = pointwise * (reach.read_bytes * reads + made.read_bytes)
     moved += sum(flow.values[n].read_bytes for n in products if n != flow.base(made).name)
     return sum(flow.values[n].product_s for n in products) + moved / BYTES_A_S
 

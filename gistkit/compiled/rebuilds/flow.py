@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
 from gistkit.compiled.edit import grows
+from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic, copies
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory
 from gistkit.compiled.split import Pair, by_row, is_number, is_tensor, is_view, origin, storage_bytes, storage_of, value
@@ -41,7 +42,8 @@ class Limits:
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
     ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: some may be made anew.
-    ``time_share``: of the step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
+    ``time_share``: of the step's modelled time, for all rebuilds; ``usual_share``: where that saves enough.
+    ``bits``: of a float that is kept, at most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -51,6 +53,7 @@ class Limits:
     same_kernels: bool = False
     products: bool = True
     time_share: float = float("inf")
+    usual_share: float = float("inf")
     bits: int = 64
 
 
@@ -61,7 +64,7 @@ class Value:
     ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the forward's
     bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of its inputs
     that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes.
-    ``by_row``: it reads a value for each row, as a layer norm's mean."""
+    ``by_row``: it reads a value for each row, as a layer norm's mean. ``apart``: only libraries read it in backward."""
 
     name: str
     inputs: tuple[str, ...]
@@ -76,6 +79,7 @@ class Value:
     loads: frozenset[str] = frozenset()
     product_s: float = 0.0
     by_row: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
             product_s=library_s(node) if again else 0.0,
             by_row=by_row(node, relaid),
+            apart=is_needed and all(map(reads_memory, pair.place(node).users)),
         )  # fmt: skip
     flow = Flow(values)
     return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
