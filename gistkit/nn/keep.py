@@ -27,7 +27,8 @@ USED_TWICE = (
 )
 TWICE = (
     "trying to differentiate twice through an operation of gistkit, which keeps no more than its first backward needs "
-    "(once_differentiable); call gistkit.restore(model) where gradients of gradients are wanted"
+    "(once_differentiable); call gistkit.restore(model) where gradients of gradients are wanted, or run that forward "
+    "alone under torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x), where it is plain PyTorch"
 )
 
 

@@ -50,6 +50,7 @@ REPLAN_EVERY = 1000
 # a bound, a host that enqueues a whole forward at once would leave every scratch alive, and nothing would be saved.
 LAG = 4
 PLANS = 16  # beyond so many, numbers and texts among the arguments no longer tell kinds of forwards apart
+CHANGES = 8  # times that a kind of forwards leaves its plan and is captured anew; from then on at the 16th, 32nd ...
 SIZES = 64  # so many sizes of forwards under a budget are remembered before all are forgotten
 CHECKS = 4096  # so many rebuilds are known to be exact, one a layer and size, before all are forgotten
 PARAMETERS_EVERY = 100  # steps after which a model is gone through for new parameters
@@ -74,6 +75,7 @@ class Engine:
         self._densities: dict[tuple, dict[int, float]] = {}
         self._formats = Formats(settings)
         self._states: dict[tuple, int] = {}
+        self._changes: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
         self._offloads = Offloads()
@@ -311,7 +313,11 @@ class Engine:
                 found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
                 self._warned = warn_of_excess(found, self._budget)
             if state.diverged:
-                self._programs.pop(key, None)
+                self._changes[key] = times = self._changes.get(key, 0) + 1
+                if times <= CHANGES or times.bit_count() == 1:
+                    self._programs.pop(key, None)
+                else:
+                    self._note("its forwards keep leaving their plan: from now on few of those are captured anew")
             elif replan and self._programs.get(key) is program:
                 self._install(key, program.graph)
 

@@ -105,8 +105,8 @@ def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
         return SavedAsIs(x)
     decision = _planned(state, x)
     if decision is not None and decision.storage in state.program.settled and not state.probing:  # type: ignore[union-attr]
-        if state.table.find(x) is None:
-            return SavedAsIs(x)
+        if state.table.find(x) is None:  # one of several is noted, so that the next save of it is known again
+            return state.alias(x, decision) if decision.storage in state.met else SavedAsIs(x)
     return state.keep(x, decision) if decision is not None or state.settings.lossy is None else state.keep_exact(x)
 
 

@@ -81,6 +81,7 @@ def _run(
         call = _specialised(state, program, index, op, values)
     if type(call) is ByPyTorch:
         state.store_deferred()
+        state.unread = op == "max_pool2d"  # its backward asks for the input's shape, as those in UNREAD do
         return _saving(state, program, index, plain)
     if _may_save(program, index, op, values):
         y = _saving(state, program, index, partial(call, state, *values))
@@ -125,7 +126,7 @@ def _saving(state: ForwardState, program: Program | None, index: int, plain: Cal
         with caught(state) if catches else nullcontext():
             return plain()
     finally:
-        state.instead = -1  # also where the call fails and the model goes on without it
+        state.instead, state.unread = -1, False  # also where the call fails and the model goes on without it
 
 
 def hold_output(state: ForwardState, step: Step, y: torch.Tensor) -> None:

@@ -160,7 +160,8 @@ class Program:
     @cached_property
     def caught(self) -> frozenset[int]:
         """After how many covered calls an uncovered one saves something that is to be caught: what is not kept as it
-        is, what recipes start from or, under a plan of the caller's, what backward reads no value of."""
+        is, what recipes start from, or what backward reads no value of and, without a plan of the caller's, no other
+        node keeps as it is."""
         return self._numbers(self.gaps, self._unread[0])
 
     @cached_property
@@ -178,8 +179,7 @@ class Program:
         return self._numbers(self.within, self._unread[1])
 
     def _numbers(self, found: dict[Key, tuple], unread: set[int]) -> frozenset[int]:
-        caught = {key[0] for key, several in found.items() if any(map(self._is_caught, several))}
-        return frozenset(caught | unread if self._given else caught)
+        return frozenset(key[0] for key, several in found.items() if any(map(self._is_caught, several))) | unread
 
     def catches(self, storage: int) -> bool:
         """Whether a storage is to be caught where an uncovered call saves it."""
@@ -205,12 +205,14 @@ class Program:
         if step.op == "add":
             return False
         changed = step.output if step.op == "relu" else step.own if step.op in OWN_MAPS else step.input
-        return step.is_source or step.choice != CallChoice(step.index, step.op) or _changes(changed)
+        if step.is_source or step.choice != CallChoice(step.index, step.op) or _changes(changed):
+            return True
+        return step.op == "max_pool2d" and step.index in self._unread[1]
 
     def caught_calls(self) -> list[tuple[int, str, bool]]:
         """(number of the covered call that comes next, module, whether only outputs of covered ReLUs are to be caught,
         which have a stash by then) of the uncovered calls that save something to be caught."""
-        outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output is not None}
+        outputs = {s.output.storage for s in self.steps if s.op == "relu" and s.output and s.output.form.values}
         found, done = [], 0
         for call in self.graph.calls:
             done = max(done, call.covered + 1)
@@ -254,7 +256,7 @@ class Program:
         done = 0
         for call in self.graph.calls:
             found, number = (gaps, done) if call.covered < 0 else (within, call.covered)
-            if any(not s.read and self.graph.storages[s.storage].kind != "parameter" for s in call.saves):
+            if any(self._is_caught_unread(s) for s in call.saves):
                 self._unread[call.covered >= 0].add(number)
             if call.covered >= 0:
                 done = call.covered + 1
@@ -263,6 +265,12 @@ class Program:
                     known = found[number, dtype_of(save.dtype), save.shape]
                     known[save.storage] = known.get(save.storage, False) or (type(save) is Save and save.read)
         return self._decided(gaps), self._decided(within)
+
+    def _is_caught_unread(self, save: Save) -> bool:
+        """Whether a save of which backward reads the shape alone would hold a tensor that nothing else holds."""
+        if save.read or self.graph.storages[save.storage].kind == "parameter":
+            return False
+        return self._given or _changes(self.decisions.get(save.storage))
 
     def _decided(self, found: dict[Key, dict[int, bool]]) -> dict[Key, tuple]:
         return {key: tuple(self._saved(s, read) for s, read in saved.items()) for key, saved in found.items()}

@@ -89,7 +89,7 @@ class Observed:
             None if plan is None else plan.plain_bytes,
             None if plan is None else plan.kept_bytes,
             sum(r.kept_bytes for r in rows),
-            (f"the forward left its plan: {self.diverged}",) if self.diverged else (),
+            (f"the forward left its plan: {self.diverged}; only gistkit's part of it counts",) if self.diverged else (),
         )
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 import gistkit
+from gistkit.runtime import engine
 from tests.support.call_cases import Net, both, compressed_and_plain, image, settle, shift  # noqa: F401
 from tests.support.graphs import Apply
 from tests.support.nn_cases import same_bits
+from tests.support.training import assert_same_gradients
 
 
 def replaced(model):
@@ -160,3 +162,32 @@ def test_a_graph_that_is_retained(compressed_and_plain):
         loss = compressed_and_plain[0](image()).sum()
         loss.backward()
         loss.backward()
+
+
+class Unrolled(nn.Module):
+    """Calls its layers as often as ``times`` says, as a recurrent model does over clips of several lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.cell, self.times = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), 2
+
+    def forward(self, x):
+        x = self.stem(x)
+        for _ in range(self.times):
+            x = self.cell(torch.relu(x))
+        return x.sum()
+
+
+def test_a_model_that_changes_in_each_step_is_captured_some_times_only(monkeypatch):
+    captured, capture = [], engine.capture
+    monkeypatch.setattr(engine, "capture", lambda *args, **kwargs: captured.append(1) or capture(*args, **kwargs))
+    lengths = torch.Generator().manual_seed(0)
+    each = torch.randint(1, 5, (60,), generator=lengths).tolist()
+
+    def run(model, step):
+        model.times = each[step]
+        return model(image())
+
+    ours = assert_same_gradients(Unrolled(), run, steps=60)
+    assert len(captured) <= 12
+    assert "keep leaving their plan" in " ".join(gistkit.report(ours).notes)

@@ -166,6 +166,27 @@ def test_padding_by_word_or_mode_keeps_no_dense_copy(options):
     assert kept_bytes[-1] < kept_bytes[0] / 3
 
 
+POOLS = {
+    "average": nn.AvgPool2d(2),
+    "average as a function": Call(lambda x: F.avg_pool2d(x, 2)),
+    "maxima with a dilation": nn.MaxPool2d(2, 2, 0, 2),
+    "maxima of rows": nn.Sequential(nn.Flatten(2), nn.MaxPool1d(2)),
+}
+
+
+@pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS)
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm2d(8)], ids=["", "rebuilt"])
+def test_a_pool_behind_a_relu_holds_the_shape_of_its_input(pool, norm):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), norm, nn.ReLU(), pool, Call(lambda x: x.sum((1, 2))))
+    model, x = gistkit.compress(copy.deepcopy(model).train()), torch.randn(4, 3, 16, 16)
+    for _ in range(4):  # two of them interposed on as a whole
+        with LiveBytes() as live:
+            y = model(x)
+            kept_bytes = live.current_bytes - y.nbytes
+        y.sum().backward()
+        assert kept_bytes + x.nbytes == gistkit.report(model).kept_bytes
+
+
 class Gate(nn.Module):
     """Scales its input, which the product saves; nothing within it is kept in another form."""
 
