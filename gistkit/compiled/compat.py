@@ -216,8 +216,7 @@ def lower_rounded(x: Any) -> Any:
 
 
 def lower_short(x: Any) -> Any:
-    """x; all that it is computed by counts as one operation and one read where Inductor decides by their numbers which
-    values become buffers."""
+    """x; all that it is computed by counts as one operation and one read in Inductor's choice of buffers."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
         handler = private("torch._inductor.virtualized", "V").get_ops_handler()
