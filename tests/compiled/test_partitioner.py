@@ -263,6 +263,25 @@ def test_a_lookup_that_is_rebuilt_is_still_written_in_forward():
     assert [user.target for user in found.users] == [torch.ops.gistkit.written.default]
 
 
+def test_an_attentions_mask_is_not_rounded():
+    """Its infinities take the scale of a block: gradients of a small Llama were off by half under fp8s."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.out = nn.Linear(32, 32), nn.Linear(32, 10)
+
+        def forward(self, x):
+            h = self.inside(x).unflatten(-1, (2, 16)).transpose(1, 2)
+            seen = (x[..., 0] > 0)[:, None, None, :] | torch.eye(64, dtype=torch.bool)
+            h = F.scaled_dot_product_attention(h, h, h, attn_mask=seen)
+            return self.out(h.transpose(1, 2).flatten(2)).mean(1)
+
+    pair = moved(Settings(lossy="fp8s"), Masked(), torch.randn(8, 64, 32), torch.randint(10, (8,)))
+    masks = [node for node in pair.saved if node.target is aten.where.self]
+    assert masks and pair.place(masks[0]).users
+
+
 def test_masks_are_decoded_in_the_layout_that_inductor_gives_to_images(monkeypatch):
     """A mask of another layout has the masked gradient copied for the convolution that reads it."""
     monkeypatch.setattr(compat, "prefers_channels_last", lambda graph: True)
