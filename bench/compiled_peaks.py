@@ -32,9 +32,10 @@ from bench.compiled_traffic import BLOCKS, Encoder, Patches
 from bench.networks import GPT, densenet121
 from gistkit import zoo
 from gistkit.benchmark.measure import MIB
-from gistkit.compiled import Settings, partitioner, record
+from gistkit.compiled import Settings, record
 from gistkit.compiled.custom import Partitioner
 from gistkit.compiled.forms import narrow
+from gistkit.compiled.rebuilds import rounding
 from gistkit.planning.forms.options import FIDELITIES
 
 WHOLE: dict[str, Callable[[], nn.Module]] = {
@@ -111,7 +112,7 @@ def peaks(make: Callable[[], tuple[nn.Module, torch.Tensor]], settings: Settings
 
     with pytest.MonkeyPatch.context() as patch, record.collected() as records, norms_in_fp32():
         gpu_code.pretend_gpu(patch)
-        patch.setattr(partitioner, "same_kernels", lambda settings, graph: settings.exact)
+        patch.setattr(rounding, "rounds_within_kernels", lambda pair: True)
         patch.setattr(narrow, "converts_to_float8", lambda device: True)
         code = gpu_code.sources(make, loss, Partitioner(settings))
     return records[-1].peak_bytes, *simulated(*code)

@@ -183,6 +183,10 @@ def join(kernels: list[Any]) -> list[Any]:
         return kernels
     scheduler: Any = kernels[0].scheduler
     graph.no_fuse_buffer_names -= names
+    scheduler.merge_loops()  # as Inductor does next: tensors that are looked at in several shapes have one
+    for kernel in kernels:
+        if hasattr(kernel, "snodes"):
+            private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
 
     def may_join(own: Any, other: Any) -> bool:
         if other is own or other.is_reduction() or own.get_operation_names() & other.ancestors:
@@ -252,8 +256,7 @@ def lower_rounded(x: Any) -> Any:
 
 
 def lower_short(x: Any) -> Any:
-    """x; all that it is computed by counts as one operation and one read where Inductor decides by their numbers which
-    values become buffers."""
+    """x; all that it is computed by counts as one operation and one read in Inductor's choice of buffers."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
         handler = private("torch._inductor.virtualized", "V").get_ops_handler()

@@ -69,16 +69,15 @@ class Builder:
         return self(torch.ops.aten.full.default, list(shape), fill, **words)
 
 
-def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
+def rebuild(pair: Pair, cone: Cone) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves: once for all its readers, as a buffer of
-    its own, after the gradient that the first of them needs. ``laid_out``: that buffer has the layout that forward
-    gives to what it saves, and a leaf of which a view is saved is read through that.
+    its own, in the layout that forward gives to what it saves, after the gradient that the first of them needs.
 
     Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites.
     """
     if not pair.is_saved(cone.root):
         raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
-    held = {leaf: pair.held(leaf) if laid_out else leaf for leaf in cone.leaves}
+    held = {leaf: pair.held(leaf) for leaf in cone.leaves}  # one of which a view is saved is read through that
     held |= {leaf: _moment(pair, leaf, count) for leaf, count in cone.counts.items()}
     places = {leaf: pair.place(node) for leaf, node in held.items()}
 
@@ -88,7 +87,7 @@ def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
         made = places[leaf]
         if held[leaf] is not leaf:
             made = build(torch.ops.aten.reshape.default, made, build.sizes(leaf))
-        if laid_out and leaf in cone.loaded and is_low(leaf):  # both may become one kernel
+        if leaf in cone.loaded and is_low(leaf):  # both may become one kernel
             made = build(rounding(), made)
             made.meta[LOADS] = True
         return made
@@ -96,7 +95,7 @@ def rebuild(pair: Pair, cone: Cone, laid_out: bool = False) -> None:
     def make(build: Builder) -> fx.Node:
         return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
 
-    _replace(pair, pair.place(cone.root), make, True, strides(pair, value(cone.root)) if laid_out else None)
+    _replace(pair, pair.place(cone.root), make, True, strides(pair, value(cone.root)))
     pair.forget(cone.root)
 
 
@@ -226,8 +225,7 @@ def _replace(
 
 def grows(node: fx.Node) -> bool:
     """Whether a node is a product or convolution that backward may compute anew: it makes at least twice the bytes that
-    it reads. A 1x1 convolution from 64 to 256 channels moves 1.25 bytes for each that is not kept then, an activation's
-    rebuild 2, a residual sum's 3. One with a bias is none: Inductor adds the bias in other kernels."""
+    it reads. A convolution with a bias is none: Inductor adds the bias in other kernels."""
     if node.op != "call_function" or not is_tensor(node):
         return False
     if node.target is torch.ops.aten.convolution.default:

@@ -27,7 +27,9 @@ def rebuild_late(pair: Pair, cone: Cone, lossy: bool = False) -> None:
     ``lossy``: what is read for its shape is a tensor that no kernel writes, as leaves will have to be decoded."""
     place = pair.place(cone.root)
     sink_views(place)
-    end = _defer(pair, place, split_convolutions(pair, cone, lossy))
+    large = [leaf for leaf in cone.leaves if is_tensor(leaf) and elements(leaf) == elements(cone.root)]
+    _split_convolutions(pair, place, cone, large, lossy)
+    end = _defer(pair, place, large)
 
     root = behind_views(cone.root)  # stored in the shape of its sources: Inductor does not fuse other loops with theirs
     same = elements(root) == elements(cone.root) and is_plain(root) and is_plain(cone.root)
@@ -74,11 +76,10 @@ def _dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     return found
 
 
-def split_convolutions(pair: Pair, cone: Cone, lossy: bool = False) -> list[fx.Node]:
-    """Make two calls of each convolution's backward that reads the cone's root and gives two gradients. That of the
-    input reads but its shape and layout, and is given another tensor that has both. Returns the leaves of its size."""
-    place, x = pair.place(cone.root), value(cone.root)
-    large = [leaf for leaf in cone.leaves if is_tensor(leaf) and elements(leaf) == elements(cone.root)]
+def _split_convolutions(pair: Pair, place: fx.Node, cone: Cone, large: list[fx.Node], lossy: bool) -> None:
+    """Make two calls of each convolution's backward that reads ``place`` and gives two gradients. That of the input
+    reads but the shape and layout of ``place``, and is given another tensor that has both."""
+    x = value(cone.root)
     likes = (n for n in large if value(n).shape == x.shape and value(n).stride() == x.stride())
     same = next((n for n in likes if value(n).dtype == x.dtype), None)
     graph = pair.backward.graph
@@ -96,7 +97,6 @@ def split_convolutions(pair: Pair, cone: Cone, lossy: bool = False) -> list[fx.N
             for item in [u for u in node.users if u.args[1] in elements_of]:
                 item.update_arg(0, made)
         graph.erase_node(node)
-    return large
 
 
 def _defer(pair: Pair, place: fx.Node, large: list[fx.Node]) -> fx.Node | None:

@@ -22,7 +22,7 @@ from gistkit.compiled import compat, edit, pools, record
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import laid_out
 from gistkit.compiled.forms.narrow import Cast, Narrow
-from gistkit.compiled.late import rebuild_late, split_convolutions
+from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.parts import read_from_wholes
 from gistkit.compiled.readers import reads_memory
@@ -37,7 +37,7 @@ from gistkit.planning.cost import parse_budget
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
-"""Of a step's modelled time, for all rebuilds where no budget asks for more; of the bitwise class on a GPU, where that
+"""Of a step's modelled time, for all rebuilds where no budget asks for more; the second in the bitwise class, where it
 saves a third."""
 
 _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)
@@ -64,13 +64,6 @@ class Settings:
         return self.fidelity == "bitwise" and self.lossy is None
 
 
-def same_kernels(settings: Settings, graph: fx.GraphModule) -> bool:
-    """Whether what plain torch.compile computes is to be computed by its very kernels: on a GPU, for its bits, as
-    Inductor orders a sum by what is fused with it. On the CPU a sum is ordered by its shape."""
-    placed = map(value, graph.graph.find_nodes(op="placeholder"))
-    return settings.exact and any(isinstance(x, torch.Tensor) and x.device.type != "cpu" for x in placed)
-
-
 class Moves:
     """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step.
     ``plain_peak_bytes``: the predicted peak of its step before the moves."""
@@ -91,7 +84,6 @@ class Moves:
             self._rounding = packing.Rounding(settings.lossy, static, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
             self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
-        self._same = same_kernels(settings, pair.forward)
         self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -99,17 +91,17 @@ class Moves:
             for node, whole in pair.whole_of.items():
                 self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
-        share, products = TIME_SHARE if limited else float("inf"), limited and settings.exact
-        words = {"products": products, "time_share": share, "usual_share": USUAL_SHARE if self._same else share}
-        limits = Limits(bitwise=settings.exact, same_kernels=self._same, bits=bits, **words)
-        choice, cones = planned(pair, limits, static_inputs)
+        share, exact = TIME_SHARE if limited else float("inf"), settings.exact
+        limits = Limits(bitwise=exact, same_kernels=exact, products=limited and exact, time_share=share, bits=bits)
+        choice, cones = planned(pair, limits, static_inputs, USUAL_SHARE if exact else share)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
             slow = ", or not enough for their time" if limited else ""
             self.notes.append(f"{count} rebuilds are left out, {1e3 * seconds:.3f} ms: they free no bytes{slow}")
-        self._reasons = dict(zip(choice.kept, choice.reasons, strict=True))
+        named = {node.name: node for node in pair.forward.graph.nodes}  # of a view its base is kept
+        self._reasons = {storage_of(named[n]): why for n, why in zip(choice.kept, choice.reasons, strict=True)}
         ratio = {cone.root: cone.saved_bytes / max(1e-9, cone.time_s) for cone in choice.cones}
-        if self._same:  # a view is saved as it is, and what is computed from its base is computed from it
+        if settings.exact:  # a view is saved as it is, and what is computed from its base is computed from it
             cones = [c for c in cones if not (all(map(is_view, c.nodes)) and pair.held(c.leaves[0]) is not c.leaves[0])]
             cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
         self._cones = readers_first(sorted(cones, key=lambda cone: -ratio[cone.root.name]))
@@ -143,6 +135,8 @@ class Moves:
                 least[fidelity] = peak
         if peak > budget_bytes:
             remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
+            if isinstance(budget, str) and budget.endswith("%"):
+                remedy += "; a share is one of each graph's own peak, so name bytes for a model with graph breaks"
             raise BudgetError(budget_bytes, least, remedy)
         self.notes.append(
             f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
@@ -151,12 +145,11 @@ class Moves:
 
     def finish(self) -> None:
         """Have forward write what it saves no more where it is to have the kernels of plain torch.compile, and what it
-        would else compute twice: what is gathered within each norm that reads it, which a CPU would sum in another
-        order then, and a softmax for a product's operand."""
-        for node in self._saved if self._same else dict.fromkeys(map(behind_views, self._saved)):
+        would else compute twice: what is gathered, in each norm that reads it, and a softmax for a product."""
+        for node in self._saved if self.settings.exact else dict.fromkeys(map(behind_views, self._saved)):
             users = (user for user in node.users if user.op != "output")
-            twice = node.target in _GATHERED or (not self.settings.exact and any(map(reads_memory, users)))
-            if (self._same or twice) and node not in self.pair.tensors and not is_view(node):
+            twice = node.target in _GATHERED or any(map(reads_memory, users))
+            if (self.settings.exact or twice) and node not in self.pair.tensors and not is_view(node):
                 edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
@@ -165,11 +158,11 @@ class Moves:
     def rows(self) -> list[Kept]:
         """Every storage that plain torch.compile keeps, or that is kept here in addition."""
         found = packing.choices(self.pair, self._rounding)
-        reasons = self._reasons | {c.node.name: c.reason for c in found if c.reason != packing.VALUES} | self._left
+        reasons = {c.node.name: c.reason for c in found if c.reason != packing.VALUES} | self._left
         rows, seen = dict(self._made), set()
         for node in packing.own_tensors(self.pair):
             if storage_of(node) not in seen and node.name not in self._payload:
-                why = reasons.get(node.name, packing.VALUES)
+                why = reasons.get(node.name) or self._reasons.get(storage_of(node), packing.VALUES)
                 rows[node.name] = packing.described(node, "dense", storage_bytes(node), why)
             seen.add(storage_of(node))
         for storage, node in self._plain.items():
@@ -195,9 +188,7 @@ class Moves:
         if not self.pair.is_saved(cone.root):
             return
         if self.settings.exact:
-            if self._same:
-                split_convolutions(self.pair, cone)
-            edit.rebuild(self.pair, cone, laid_out=self._same)
+            edit.rebuild(self.pair, cone)
         else:
             rebuild_late(self.pair, cone, self.settings.lossy is not None)
         why = f"computed anew from {', '.join(leaf.name for leaf in cone.leaves[:3])}"
@@ -210,8 +201,8 @@ class Moves:
         fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
         if fused and self._last:
             form = laid_out(form, value(node))
-        fuse = True if self._same else False if fused else None
-        payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self._same)
+        fuse = True if self.settings.exact else False if fused else None
+        payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self.settings.exact)
         self._payload.update(part.name for part in payload)
         kept = sum(map(storage_bytes, payload))
         self._made[node.name] = packing.described(node, form.name, kept, choice.reason)
@@ -231,7 +222,7 @@ def cut(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
-    count = 0 if same_kernels(settings, joint_graph) else pools.rewritten(joint_graph)
+    count = 0 if settings.exact else pools.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
     if settings.budget is None:
@@ -240,7 +231,6 @@ def cut(
         moves.within(settings.budget)
     rows = moves.rows()
     moves.finish()
-    done = (("operands of which backward reads only the shape", count),) if count else ()
-    peak = predicted_peak(pair)
-    record.write(record.GraphRecord(tuple(rows), done, tuple(moves.notes), peak, moves.plain_peak_bytes))
+    done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)
+    record.write(record.GraphRecord(tuple(rows), done, notes, predicted_peak(pair), moves.plain_peak_bytes))
     return pair.forward, pair.backward

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -61,6 +62,64 @@ def test_a_training_step_has_the_same_bits_and_a_report(plain):
     with torch.no_grad():
         logits = compiled.eval()(X)
     assert torch.allclose(logits, model(X), atol=1e-5) and gistkit.report(compiled).graphs == report.graphs
+
+
+def test_what_a_sum_reads_is_decoded_apart_from_it():
+    """In one loop with the decoder of a mask a CPU sums one by one, not by vectors: an attention with dropout."""
+    model, x = nn.Linear(64, 192), torch.randn(2, 64, 64)
+
+    def loss(model, x, _):
+        torch.manual_seed(0)
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in model(x).chunk(3, -1))
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1).square().mean()
+
+    plain = step(model, x, None, torch.compile(loss))
+    assert_same(plain, step(model, x, None, gistkit.compile(loss)))
+    assert "mask1" in {row.form for row in gistkit.report(model).rows}
+
+
+class Tokens(nn.Module):
+    """Images to rows, as a speech encoder's: mask and norm lie in another order than what the convolution makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv1d(16, 64, 3, padding=1), nn.LayerNorm(64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = F.dropout(F.gelu(self.conv(x)).permute(0, 2, 1), 0.1)
+        return x + self.out(self.norm(x))
+
+
+class Summed(nn.Module):
+    """A residual sum of a norm's output in bf16, as in Gemma, and the norm behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(64, 64, bias=False) for _ in range(3))
+
+    def norm(self, x):
+        return F.rms_norm(x.float(), (64,)).type_as(x)
+
+    def forward(self, x):
+        x = self.first(x.transpose(1, 2))
+        x = x + self.norm(self.second(x))
+        return x + self.third(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("made", "width", "dtype", "least"), [(Tokens, 16, torch.float32, 1.2), (Summed, 64, torch.bfloat16, 1)]
+)
+def test_a_cpus_code_has_the_same_bits(made, width, dtype, least):
+    torch.manual_seed(0)
+    model, x = made().to(dtype), torch.randn(4, width, 256, dtype=dtype)
+
+    def loss(model, x, _):
+        torch.manual_seed(0)
+        return model(x).float().square().mean()
+
+    plain = step(torch.compile(model), x, None, loss)
+    assert_same(plain, step(gistkit.compile(model), x, None, loss))
+    assert gistkit.report(model).ratio >= least
 
 
 def test_caches_stay_valid_and_the_report_with_them(plain):

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gistkit.compiled import Settings, compat, cut, record
+from gistkit.compiled import Settings, compat, cut, partitioner, record
 from gistkit.compiled.edit import early
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.partitioner import Moves
@@ -43,8 +43,17 @@ def test_same_bits_and_fewer_bytes(name, loss):
     assert {row.form for row in graph.rows} >= packed | {"dense"}
     plainly = [row for row in graph.rows if row.plain_bytes]
     assert all(row.reason and row.kept_bytes <= row.plain_bytes for row in plainly)
-    assert all(row.kept_bytes * 8 == row.plain_bytes for row in plainly if row.form == "mask1")
+    bits = {"bool": 8, "bfloat16": 16, "float32": 32}  # of floats the signs are kept
+    assert all(row.kept_bytes * bits[row.dtype] == row.plain_bytes for row in plainly if row.form == "mask1")
     assert all(row.kept_bytes * 2 == row.plain_bytes for row in plainly if row.form == "map4")
+
+
+def test_a_kept_view_has_the_reason_of_its_base(monkeypatch):
+    monkeypatch.setattr(partitioner, "TIME_SHARE", 0.0)
+    model, x, y = case("block", rows=32)
+    _, (graph,) = run(loss_of, model, [(x, y)], SETTINGS)
+    why = [row.reason for row in graph.rows if row.op == "view" and row.form == "dense"]
+    assert any("computing it anew would take" in reason for reason in why)
 
 
 def test_sizes_that_change_from_call_to_call():
@@ -118,6 +127,8 @@ def test_a_budget_takes_as_few_moves_as_it_needs():
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=text) as failed:
         run(loss_of, model, [(x, y)], Settings(budget=1000))
     assert set(failed.value.inner_exception.least_bytes) == {"bitwise"}
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="name bytes for a model with graph breaks"):
+        run(loss_of, model, [(x, y)], Settings(budget="1%"))
 
 
 def test_the_predicted_peak_is_the_same_before_and_after_finishing():
@@ -250,6 +261,25 @@ def test_a_lookup_that_is_rebuilt_is_still_written_in_forward():
     (found,) = pair.forward.graph.find_nodes(op="call_function", target=aten.embedding.default)
     assert found not in pair.saved
     assert [user.target for user in found.users] == [torch.ops.gistkit.written.default]
+
+
+def test_an_attentions_mask_is_not_rounded():
+    """Its infinities take the scale of a block: gradients of a small Llama were off by half under fp8s."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside, self.out = nn.Linear(32, 32), nn.Linear(32, 10)
+
+        def forward(self, x):
+            h = self.inside(x).unflatten(-1, (2, 16)).transpose(1, 2)
+            seen = (x[..., 0] > 0)[:, None, None, :] | torch.eye(64, dtype=torch.bool)
+            h = F.scaled_dot_product_attention(h, h, h, attn_mask=seen)
+            return self.out(h.transpose(1, 2).flatten(2)).mean(1)
+
+    pair = moved(Settings(lossy="fp8s"), Masked(), torch.randn(8, 64, 32), torch.randint(10, (8,)))
+    masks = [node for node in pair.saved if node.target is aten.where.self]
+    assert masks and pair.place(masks[0]).users
 
 
 def test_masks_are_decoded_in_the_layout_that_inductor_gives_to_images(monkeypatch):

@@ -1,4 +1,4 @@
-"""The bitwise class on a GPU: what plain torch.compile computes stays in the very kernels that it computes it in."""
+"""The bitwise class: what plain torch.compile computes stays in the very kernels that it computes it in."""
 
 import warnings
 

@@ -147,7 +147,18 @@ def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str |
         return "others are read as parts of it"
     if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore
         return "a statistic of an attention"
-    return "backward exponentiates it" if _exponentiated(pair.place(node)) else None
+    return "backward exponentiates it" if _exponentiated(pair.place(node)) or _is_bias(pair.place(node)) else None
+
+
+def _is_bias(node: fx.Node) -> bool:
+    """Whether an attention adds a node, or a view of it, to its logits: a mask, whose infinities no scale holds."""
+    for user in node.users:
+        schema = getattr(user.target, "_schema", None)
+        if schema is not None and "attention" in schema.name:
+            named = dict(zip((a.name for a in schema.arguments), user.args, strict=False)) | user.kwargs
+            if node in (named.get("attn_mask"), named.get("attn_bias")):
+                return True
+    return any(_is_bias(user) for user in node.users if is_view(user))
 
 
 def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:

@@ -1,4 +1,4 @@
-"""Which values of forward a kernel of its own computes to the same bits on a GPU, and what it has to read for that:
+"""Which values of forward a kernel of its own computes to the same bits, and what it has to read for that:
 docs/compiled.md, "The same bits". A rebuild follows forward only where both do the same arithmetic to the same loaded
 values:
 
@@ -42,7 +42,7 @@ _PERSISTENT, _UNROLLED = 1024, 8
 
 
 class Arithmetic:
-    """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set, as on the CPU."""
+    """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set."""
 
     def __init__(self, pair: Pair, same_kernels: bool) -> None:
         self.roundings, self._on = Roundings(pair, same_kernels), same_kernels

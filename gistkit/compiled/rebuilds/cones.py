@@ -14,16 +14,19 @@ from gistkit.compiled.rebuilds.flow import TWIN, describe
 from gistkit.compiled.split import Pair
 
 ENOUGH = 1.5
-"""Where a GPU's rebuilds within the usual share of time leave more than plain's bytes by this, more are made."""
+"""How many times less is to be kept for a smaller share of time to be enough."""
 
 
-def planned(pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None) -> tuple[Choice, list[edit.Cone]]:
+def planned(
+    pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None, usual_share: float = float("inf")
+) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
-    its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
+    its own. ``static_inputs``: indices of forward's inputs that outlive the step. ``usual_share``: of the step's time,
+    in place of that of ``limits`` where it is enough."""
     flow = describe(pair, static_inputs, limits)
-    choice = choose(flow, replace(limits, time_share=min(limits.time_share, limits.usual_share)))
+    choice = choose(flow, replace(limits, time_share=min(limits.time_share, usual_share)))
     kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in choice.kept}.values())
-    if limits.usual_share < limits.time_share and ENOUGH * kept_bytes > flow.plain_bytes():
+    if usual_share < limits.time_share and ENOUGH * kept_bytes > flow.plain_bytes():
         choice = choose(flow, limits)
     arithmetic = Arithmetic(pair, limits.same_kernels)
     named = {node.name: node for node in pair.forward.graph.nodes}

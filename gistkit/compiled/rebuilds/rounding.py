@@ -43,40 +43,48 @@ def is_low(node: fx.Node) -> bool:
     return is_tensor(node) and value(node).dtype in LOW
 
 
+def rounds_within_kernels(pair: Pair) -> bool:
+    """Whether a kernel can be told to round a value that it goes on with. Inductor's C++ leaves out a cast to bf16 and
+    back, also that of a saved tensor, so on a CPU a value that is rounded in memory alone is not computed anew."""
+    return any(is_tensor(node) and value(node).device.type != "cpu" for node in pair.inputs)
+
+
 class Roundings:
     """The rounding of every low-precision value of a pair's forward, as each of its readers sees it in plain
     ``torch.compile``. ``same_kernels``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
     only what those write may be kept, and what is kept no more is written all the same."""
 
     def __init__(self, pair: Pair, same_kernels: bool = False) -> None:
-        self._same_kernels = same_kernels
+        self._same_kernels, self._triton = same_kernels, same_kernels and rounds_within_kernels(pair)
+        self._never = same_kernels and not self._triton
         self._saved = {node.name for node in pair.tensors}
         self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
-        self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved()
+        self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved() and not self._never
         self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
         self._behind = _behind_kernels(pair.forward.graph, self._order)
         self.exact = cache(self._is_exact)
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
-        if self._same_kernels:
-            return storage_of(node) in self._written_storages or self._in_memory(node)
-        if node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
+        if self._same_kernels and not (storage_of(node) in self._written_storages or self._in_memory(node)):
+            return False
+        if self._triton or node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(self.seen(node, reader) == FROM_MEMORY for reader in readers_of(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
-        if self._same_kernels or not is_low(node) or self._emulated or self.exact(node):
+        if self._triton or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self.from_memory(node, reader, saved=False) for reader in readers_of(node))
+        return all(in_memory(r) or (not self._never and self.from_memory(node, r, False)) for r in readers_of(node))
 
     def follows(self, node: fx.Node) -> bool:
         """Whether a node computed anew from its operands has the forward's bits."""
         if self._emulated or _passes(node):
             return True
-        return all(self.seen(y, node) != UNKNOWN for y in node.all_input_nodes if is_low(y))
+        seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y) and not self._in_memory(behind_views(y))}
+        return seen.isdisjoint({UNKNOWN, FROM_MEMORY} if self._never and not in_memory(node) else {UNKNOWN})
 
     def to_be_rounded(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a kernel that computes both has to round y for ``reader`` by itself."""
