@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 
 import gistkit
 from gistkit.compiled import Settings, record
@@ -58,7 +59,7 @@ def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, nam
 
 
 def test_inductor_compiles_what_keeps_the_kernels(as_on_a_gpu):
-    model, x = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.ReLU()), torch.randn(512, 64)
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.ReLU()), torch.randn(512, 64)
     x.requires_grad_()
     found = []
     for compiler in (torch.compile, gistkit.compile):
@@ -86,3 +87,32 @@ def test_a_fused_form_changes_kernels_with_sums(monkeypatch):
     plain = gpu_code.kernels(make, loss)
     ours = gpu_code.kernels(make, loss, Partitioner(Settings(fidelity="reassociated")))
     assert set(gpu_code.reductions(plain[1])) != set(gpu_code.reductions(ours[1]))
+
+
+def gelu():
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8)), torch.zeros(8192, 64)
+
+
+def silu():
+    conv = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+    x = torch.zeros(64, 16, 16, 16).contiguous(memory_format=torch.channels_last)
+    return nn.Sequential(nn.Conv2d(16, 16, 1, bias=False), nn.BatchNorm2d(16), nn.SiLU(), conv), x
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
+@pytest.mark.parametrize("make", [gelu, silu])
+def test_a_rebuild_joins_a_kernel_that_sums_nothing(monkeypatch, make):
+    """The activation's output is written by the kernel of its own gradient, or of the norm's output before it."""
+    gpu_code.pretend_gpu(monkeypatch)
+
+    def loss(model, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(x).float().square().mean()
+
+    plain = gpu_code.kernels(make, loss)
+    with record.collected() as found:
+        ours = gpu_code.kernels(make, loss, Partitioner(Settings()))
+    assert any(row.form == "rebuild" and row.plain_bytes >= 2**19 for graph in found for row in graph.rows)
+    assert [len(kernels) for kernels in ours] == [len(kernels) for kernels in plain]
+    for some, others in zip(plain, ours, strict=True):
+        assert set(gpu_code.reductions(some)) == set(gpu_code.reductions(others))
