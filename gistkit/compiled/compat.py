@@ -185,7 +185,7 @@ def join(kernels: list[Any]) -> list[Any]:
     graph.no_fuse_buffer_names -= names
     scheduler.merge_loops()  # as Inductor does next: tensors that are looked at in several shapes have one
     for kernel in kernels:
-        if hasattr(kernel, "snodes"):
+        if hasattr(kernel, "snodes") and not kernel.is_reduction():
             private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
 
     def may_join(own: Any, other: Any) -> bool:
