@@ -4,9 +4,10 @@
 
 Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of that name. ``bf16``: autocast,
 channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
-synchronisation among them, by their number; ``host_ms`` the same with eight images of 64x64, where the host alone sets
-the pace (issued to a device that sleeps, two steps are more launches than CUDA queues: the host waits); ``kept_mib``
-and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
+synchronisation among them, by their number, the median of five runs; ``host_ms`` the same with eight images of 64x64,
+where the host alone sets the pace (issued to a device that sleeps, two steps are more launches than CUDA queues: the
+host waits); ``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first
+three steps.
 ``--graph`` compresses without sparse forms and also replays forward and backward as one CUDA graph: ``graph_ms`` a step
 with its optimiser, ``graph_mib`` the memory that the graph holds, ``graph_equal`` whether its loss is the step's.
 ``--profile DIR`` also writes the host's profile of each row's steps. ``--device cpu`` tries it out.
@@ -19,6 +20,7 @@ import cProfile
 import gc
 import json
 import pstats
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -38,7 +40,7 @@ from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
 MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
 CONFS = {"bf16": 128, "fp32": 64}
-WARM_UP, TIMED, HOST_STEPS, HOST_BATCH = 22, 20, 4, 8
+WARM_UP, TIMED, RUNS, HOST_STEPS, HOST_BATCH = 22, 20, 5, 4, 8
 
 
 def network(name: str) -> torch.nn.Module:
@@ -94,7 +96,7 @@ def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> 
     found: dict[str, Any] = {"first_s": [round(_seconds(step, drain), 3) for _ in range(3)]}
     for _ in range(options.warm_up):
         step()
-    found["step_ms"] = 1e3 * _seconds(lambda: [step() for _ in range(options.steps)], drain) / options.steps
+    found["step_ms"] = _typical_ms(step, options.steps, drain)
     found["waited_ms"] = 1e3 * min(_seconds(step, drain) for _ in range(options.steps))
     found["host_ms"] = _host_ms(name, conf, variant, options, drain)
     if options.profile:
@@ -106,13 +108,17 @@ def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> 
 
 
 def _host_ms(name: str, conf: str, variant: str, options: argparse.Namespace, drain: Callable[[], Any]) -> float:
-    """A step of so few small images that the device is never behind the host: the best of three runs."""
+    """A step of so few small images that the device is never behind the host."""
     image = options.image if name.startswith("vit") else options.host_image  # timm's take one size
     step = Stepper(name, conf, variant, options, HOST_BATCH, image)
     for _ in range(options.warm_up):
         step()
-    runs = [_seconds(lambda: [step() for _ in range(options.steps)], drain) / options.steps for _ in range(3)]
-    return 1e3 * min(runs)
+    return _typical_ms(step, options.steps, drain)
+
+
+def _typical_ms(step: Callable[[], Any], steps: int, drain: Callable[[], Any]) -> float:
+    """Milliseconds of a step among others: the median of some runs, as a host's steps vary by a third."""
+    return 1e3 * statistics.median(_seconds(lambda: [step() for _ in range(steps)], drain) / steps for _ in range(RUNS))
 
 
 def _graphed(step: Stepper, options: argparse.Namespace, drain: Callable[[], Any]) -> dict[str, Any]:
