@@ -20,8 +20,7 @@ from torch import fx
 
 from gistkit.compiled import compat, edit, pools, record
 from gistkit.compiled.forms import packing
-from gistkit.compiled.forms.bits import laid_out
-from gistkit.compiled.forms.narrow import Cast, Narrow
+from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.parts import read_from_wholes
@@ -198,10 +197,9 @@ class Moves:
         node, form = choice.node, choice.form
         if form is None or not self.pair.is_saved(node):
             return
-        fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
-        if fused and self._last:
-            form = laid_out(form, value(node))
-        fuse = True if self.settings.exact else False if fused else None
+        if isinstance(form, Bits) and self._last:
+            form = form.laid_out(value(node))
+        fuse = True if self.settings.exact else False if isinstance(form, Bits) else None
         payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self.settings.exact)
         self._payload.update(part.name for part in payload)
         kept = sum(map(storage_bytes, payload))

@@ -46,7 +46,7 @@ class Choice:
     its own that a rounding takes."""
 
     node: fx.Node
-    form: bits.Bits | bits.Signs | Narrow | Cast | None
+    form: bits.Bits | Narrow | Cast | None
     reason: str
     kernels: int = 0
 
@@ -79,7 +79,7 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     if on_storage > 1:
         return Choice(node, None, SHARED)
     if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
-        form = bits.signs(x, last)
+        form = bits.packed(x, last)
         if form is not None:
             return Choice(node, form, "backward reads where it is positive")
     if x.dtype not in (torch.bool, torch.int8):
@@ -87,14 +87,14 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     if elements(node) < LEAST_ELEMENTS:
         return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
     if x.dtype is torch.bool:
-        form = bits.mask1(x, last)
+        form = bits.packed(x, last)
         return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
     positions = bits.window_positions(node)
     if positions is None:
         return Choice(node, None, VALUES)
     if positions > bits.MAP_POSITIONS:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
-    form = bits.map4(x, last)
+    form = bits.packed(x, last)
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
 
 
