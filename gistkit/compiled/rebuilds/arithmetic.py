@@ -42,13 +42,13 @@ _PERSISTENT, _UNROLLED = 1024, 8
 
 
 class Arithmetic:
-    """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set."""
+    """The arithmetic of a pair's forward; all follows where ``bitwise`` is not set."""
 
-    def __init__(self, pair: Pair, same_kernels: bool) -> None:
-        self.roundings, self._on = Roundings(pair, same_kernels), same_kernels
+    def __init__(self, pair: Pair, bitwise: bool) -> None:
+        self.roundings, self._on = Roundings(pair, bitwise), bitwise
         self._saved = {node.name for node in pair.tensors}
         self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
-        self._last = compat.prefers_channels_last(pair.forward) if same_kernels else False
+        self._last = compat.prefers_channels_last(pair.forward) if bitwise else False
         self.statistic, self.place = cache(self._statistic), cache(self._place)
 
     def follows(self, node: fx.Node, inlined: bool = False) -> bool:

@@ -40,16 +40,15 @@ class Limits:
     """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
-    a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
-    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: some may be made anew.
-    ``time_share``: of the step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
+    a kernel costs more than its bytes. ``bitwise``: forward keeps the kernels of plain ``torch.compile``, and only
+    rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``time_share``: of the
+    step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
 
     depth: int = 4
     reads: float = 4.0
     least_bytes: int = 1 << 16
     least_share: float = 1e-3
     bitwise: bool = True
-    same_kernels: bool = False
     products: bool = True
     time_share: float = float("inf")
     bits: int = 64
@@ -111,7 +110,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in (static_inputs or ())}
     foreign = pair.foreign_storages
-    arithmetic = Arithmetic(pair, limits.same_kernels)
+    arithmetic = Arithmetic(pair, limits.bitwise)
     roundings = arithmetic.roundings
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}

@@ -51,12 +51,12 @@ def rounds_within_kernels(pair: Pair) -> bool:
 
 class Roundings:
     """The rounding of every low-precision value of a pair's forward, as each of its readers sees it in plain
-    ``torch.compile``. ``same_kernels``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
+    ``torch.compile``. ``bitwise``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
     only what those write may be kept, and what is kept no more is written all the same."""
 
-    def __init__(self, pair: Pair, same_kernels: bool = False) -> None:
-        self._same_kernels, self._triton = same_kernels, same_kernels and rounds_within_kernels(pair)
-        self._never = same_kernels and not self._triton
+    def __init__(self, pair: Pair, bitwise: bool) -> None:
+        self._bitwise, self._triton = bitwise, bitwise and rounds_within_kernels(pair)
+        self._never = bitwise and not self._triton
         self._saved = {node.name for node in pair.tensors}
         self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
@@ -67,7 +67,7 @@ class Roundings:
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
-        if self._same_kernels and not (storage_of(node) in self._written_storages or self._in_memory(node)):
+        if self._bitwise and not (storage_of(node) in self._written_storages or self._in_memory(node)):
             return False
         if self._triton or node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
@@ -104,7 +104,7 @@ class Roundings:
     def _in_memory(self, node: fx.Node) -> bool:
         """:func:`in_memory`, but on a GPU Inductor adds the bias of a convolution, and that of a product which is not
         saved, in the kernel of what reads it."""
-        if not self._same_kernels or node.name in self._results or not in_memory(node):
+        if not self._bitwise or node.name in self._results or not in_memory(node):
             return in_memory(node)
         if node.target is aten.convolution.default:
             return node.args[2] is None
