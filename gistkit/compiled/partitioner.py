@@ -199,8 +199,8 @@ class Moves:
             return
         if isinstance(form, Bits) and self._last:
             form = form.laid_out(value(node))
-        fuse = True if self.settings.exact else False if isinstance(form, Bits) else None
-        payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self.settings.exact)
+        materialise = True if self.settings.exact else False if isinstance(form, Bits) else None
+        payload = edit.encode(self.pair, node, form, materialise)
         self._payload.update(part.name for part in payload)
         kept = sum(map(storage_bytes, payload))
         self._made[node.name] = packing.described(node, form.name, kept, choice.reason)

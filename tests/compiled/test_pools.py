@@ -16,15 +16,15 @@ def pools(pair):
     return pair.backward.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices_backward.default)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(apart):
+@pytest.mark.parametrize("materialise", [False, True])
+def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(materialise):
     model, x, y = case("vgg", rows=32)
     found = []
 
     def edit(pair):
         for choice in packing.choices(pair):
             if choice.form is not None and choice.node.meta["val"].is_floating_point():
-                (payload,) = encode(pair, choice.node, choice.form, materialise=True, apart=apart)
+                (payload,) = encode(pair, choice.node, choice.form, materialise)
                 assert payload.meta["val"].numel() * 8 == choice.node.meta["val"].numel()
                 found.append(choice.node)
 
