@@ -34,8 +34,6 @@ _SELECTING = (
     aten.relu.default, aten.neg.default, aten.abs.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
     aten.constant_pad_nd.default, aten.embedding.default,
 )  # fmt: skip
-FROM_MEMORY, IN_KERNEL, EXACT, UNKNOWN = "from memory", "in kernel", "exact", "unknown"
-"""How z reads a low-precision y: rounded, unrounded in its own kernel, the same either way, or as Inductor chooses."""
 
 
 def is_low(node: fx.Node) -> bool:
@@ -71,7 +69,7 @@ class Roundings:
             return False
         if self._triton or node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self.seen(node, reader) == FROM_MEMORY for reader in readers_of(node))
+        return all(self.seen(node, reader) for reader in readers_of(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
@@ -83,23 +81,22 @@ class Roundings:
         """Whether a node computed anew from its operands has the forward's bits."""
         if self._emulated or _passes(node):
             return True
-        seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y) and not self._in_memory(behind_views(y))}
-        return seen.isdisjoint({UNKNOWN, FROM_MEMORY} if self._never and not in_memory(node) else {UNKNOWN})
+        seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y)}
+        return seen.isdisjoint({None, True} if self._never and not in_memory(node) else {None})
 
     def to_be_rounded(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a kernel that computes both has to round y for ``reader`` by itself."""
-        return is_low(y) and not self._emulated and not _passes(reader) and self.seen(y, reader) == FROM_MEMORY
+        return is_low(y) and not self._emulated and not _passes(reader) and bool(self.seen(y, reader))
 
-    def seen(self, y: fx.Node, reader: fx.Node) -> str:
-        """How ``reader`` reads the low-precision value y."""
+    def seen(self, y: fx.Node, reader: fx.Node) -> bool | None:
+        """Whether ``reader`` sees the low-precision y rounded, where that changes it; None where Inductor chooses."""
         y = behind_views(y)
         if self.exact(y):
-            return EXACT
-        if self.from_memory(y, reader):
-            return FROM_MEMORY
-        if y.name in self._saved:
-            return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
-        return IN_KERNEL if len(readers_of(y)) == 1 else UNKNOWN
+            return False
+        saved = y.name in self._saved
+        if self.from_memory(y, reader) or (saved and self._rounds_saved and is_pointwise(y)):
+            return True
+        return False if not saved and len(readers_of(y)) == 1 else None
 
     def _in_memory(self, node: fx.Node) -> bool:
         """:func:`in_memory`, but on a GPU Inductor adds the bias of a convolution, and that of a product which is not
