@@ -5,7 +5,7 @@ Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,10 +63,6 @@ class Builder:
         """The shape of x: numbers, and nodes where it is symbolic."""
         shape = value(x).shape
         return [d if isinstance(d, int) else self(torch.ops.aten.sym_size.int, x, i) for i, d in enumerate(shape)]
-
-    def full(self, shape: Sequence[Any], fill: float, dtype: torch.dtype, device: torch.device) -> fx.Node:
-        words = {"dtype": dtype, "layout": torch.strided, "device": device, "pin_memory": False}
-        return self(torch.ops.aten.full.default, list(shape), fill, **words)
 
 
 def rebuild(pair: Pair, cone: Cone) -> None:

@@ -71,7 +71,8 @@ def rewritten(joint: fx.GraphModule) -> int:
         if not is_tensor(x) or x.target is aten.expand.default:
             continue
         build = Builder(graph, node, backward=True)
-        one = build.full([], 0, value(x).dtype, value(x).device)
+        words = {"dtype": value(x).dtype, "layout": torch.strided, "device": value(x).device, "pin_memory": False}
+        one = build(aten.full.default, [], 0, **words)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     graph.eliminate_dead_code()
