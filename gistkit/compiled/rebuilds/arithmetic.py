@@ -182,6 +182,5 @@ def _made_alike(y: fx.Node) -> bool:
     """Whether all lanes and all kernels have the same of a value, whether it is loaded or computed where it is read:
     if it is no pointwise operator's, it is copied, drawn, chosen or summed in one order by all lanes."""
     source = origin(y)
-    known = in_memory(source) or is_pointwise(source) or selects(source) or is_view(source)
-    chosen = source.target is prims._low_memory_max_pool_with_offsets.default or source.target in _SUMS
-    return known or chosen or source.target in copies()
+    known = in_memory(source) or is_pointwise(source) or selects(source) or source.target in copies() | _SUMS
+    return known or source.target is prims._low_memory_max_pool_with_offsets.default
