@@ -22,7 +22,6 @@ _SHAPE_ONLY = frozenset({
     aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
 })  # fmt: skip
 """Their second operand is read for its shape alone."""
-_ALIASES = (aten.alias.default, aten.detach.default)
 
 
 def lay_out_stand_ins(pair: Pair) -> None:
@@ -42,7 +41,7 @@ def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
     while stack:
         x = stack.pop()
         for user in x.users:
-            if user.target in _ALIASES:
+            if user.target in (aten.alias.default, aten.detach.default):
                 stack.append(user)
             elif user.target is aten.le.Scalar and user.args[1] == 0:
                 compares = True

@@ -26,7 +26,6 @@ from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_b
 from gistkit.formats import SCALE_BLOCK
 
 aten, prims = torch.ops.aten, torch.ops.prims
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_ROUNDED = 4096
 _ON_THE_WAY = (aten.mul.Tensor, aten.div.Tensor, prims.convert_element_type.default, aten.alias.default)
 _STEPS = 12
@@ -132,7 +131,7 @@ def of_parameters(pair: Pair, static_inputs: Collection[int]) -> set[fx.Node]:
 
 def stays_exact(pair: Pair, node: fx.Node, rounding: Rounding) -> str | None:
     """Why a saved tensor is not rounded, None where it may be."""
-    if value(node).dtype not in FLOATS:
+    if value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return "no float"
     if elements(node) < LEAST_ROUNDED:
         return f"fewer than {LEAST_ROUNDED} elements"

@@ -46,7 +46,6 @@ class Arithmetic:
 
     def __init__(self, pair: Pair, bitwise: bool) -> None:
         self.roundings, self._on = Roundings(pair, bitwise), bitwise
-        self._saved = {node.name for node in pair.tensors}
         self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
         self._last = compat.prefers_channels_last(pair.forward) if bitwise else False
         self.statistic, self.place = cache(self._statistic), cache(self._place)
@@ -105,19 +104,19 @@ class Arithmetic:
     def _before_saved(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a view of y is saved in its place, and ``reader`` comes before that."""
         first = self._first_view.get(storage_of(y))
-        return first is not None and y.name not in self._saved and reader < first
+        return first is not None and y.name not in self.roundings.saved and reader < first
 
     def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
         """Whether what is added is a product in both kernels, or in neither."""
         while y.op == "call_function" and (is_view(y) or y.target is prims.convert_element_type.default):
-            if self.roundings.to_be_rounded(y, node) or (y.name in self._saved and is_low(y)):
+            if self.roundings.to_be_rounded(y, node) or (y.name in self.roundings.saved and is_low(y)):
                 return True
             if len(readers_of(y)) > 1 and _product_behind(y) is not None:
                 return False
             y = y.all_input_nodes[0]
         if _product_behind(y) is None or self.roundings.from_memory(y, node) or self.roundings.exact(y):
             return True
-        return len(readers_of(y)) == 1 and y.name not in self._saved
+        return len(readers_of(y)) == 1 and y.name not in self.roundings.saved
 
     def _is_masked(self, x: fx.Node, norm: fx.Node) -> bool:
         """Whether a concatenation or a lookup is computed in the kernel that reduces x: then it is a loop."""

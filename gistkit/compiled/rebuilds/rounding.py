@@ -29,7 +29,6 @@ from gistkit.compiled.readers import readers
 from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
 aten = torch.ops.aten
-LOW = (torch.bfloat16, torch.float16)
 _SELECTING = (
     aten.relu.default, aten.neg.default, aten.abs.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
     aten.constant_pad_nd.default, aten.embedding.default,
@@ -38,7 +37,7 @@ _SELECTING = (
 
 def is_low(node: fx.Node) -> bool:
     """Whether a node is a tensor of bf16 or fp16."""
-    return is_tensor(node) and value(node).dtype in LOW
+    return is_tensor(node) and value(node).dtype in (torch.bfloat16, torch.float16)
 
 
 def rounds_within_kernels(pair: Pair) -> bool:
@@ -55,7 +54,7 @@ class Roundings:
     def __init__(self, pair: Pair, bitwise: bool) -> None:
         self._bitwise, self._triton = bitwise, bitwise and rounds_within_kernels(pair)
         self._never = bitwise and not self._triton
-        self._saved = {node.name for node in pair.tensors}
+        self.saved = {node.name for node in pair.tensors}
         self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved() and not self._never
@@ -67,7 +66,7 @@ class Roundings:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
         if self._bitwise and not (storage_of(node) in self._written_storages or self._in_memory(node)):
             return False
-        if self._triton or node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
+        if self._triton or node.name in self.saved or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(self.seen(node, reader) for reader in readers_of(node))
 
@@ -93,7 +92,7 @@ class Roundings:
         y = behind_views(y)
         if self.exact(y):
             return False
-        saved = y.name in self._saved
+        saved = y.name in self.saved
         if self.from_memory(y, reader) or (saved and self._rounds_saved and is_pointwise(y)):
             return True
         return False if not saved and len(readers_of(y)) == 1 else None
@@ -105,7 +104,7 @@ class Roundings:
             return in_memory(node)
         if node.target is aten.convolution.default:
             return node.args[2] is None
-        return node.target is not aten.addmm.default or node.name in self._saved
+        return node.target is not aten.addmm.default or node.name in self.saved
 
     def _is_exact(self, y: fx.Node) -> bool:
         """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
@@ -124,7 +123,7 @@ class Roundings:
 
     def _written(self, y: fx.Node, saved: bool) -> int:
         """The place in forward's order from which on y is in memory; a large number where it may never be."""
-        if self._in_memory(y) or y.name in self._results or (saved and y.name in self._saved):
+        if self._in_memory(y) or y.name in self._results or (saved and y.name in self.saved):
             return self._order[y]
         kernels = [self._order[u] for u in y.users if u.op == "call_function" and in_memory(u)]
         views = [self._written(u, saved) for u in y.users if u.op == "call_function" and is_view(u)]
