@@ -20,8 +20,6 @@ from gistkit.compiled.edit import Builder
 from gistkit.compiled.split import memory_order, origin, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
-MAP_POSITIONS = 16
-"""Window positions that 4 bits tell apart."""
 
 
 @dataclass(frozen=True)

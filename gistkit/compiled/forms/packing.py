@@ -91,7 +91,7 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     positions = bits.window_positions(node)
     if positions is None:
         return Choice(node, None, VALUES)
-    if positions > bits.MAP_POSITIONS:
+    if positions > 16:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
     form = bits.packed(x, last)
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat
+from gistkit.compiled.edit import strides
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory, is_low, readers_of, selects
 from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
@@ -47,7 +47,7 @@ class Arithmetic:
     def __init__(self, pair: Pair, bitwise: bool) -> None:
         self.roundings, self._on = Roundings(pair, bitwise), bitwise
         self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
-        self._last = compat.prefers_channels_last(pair.forward) if bitwise else False
+        self._pair = pair
         self.statistic, self.place = cache(self._statistic), cache(self._place)
 
     def follows(self, node: fx.Node, inlined: bool = False) -> bool:
@@ -135,17 +135,15 @@ class Arithmetic:
         """Where a ``var_mean``'s results are read, as far as is known."""
         x, dims = _reduced(norm)
         tensor = value(x)
-        strides = tensor.stride()
-        if not all(isinstance(n, int) for n in (*tensor.shape, *strides)):
+        layout = strides(self._pair, tensor)
+        if layout is None or not all(isinstance(n, int) for n in tensor.shape):
             return UNCERTAIN
-        if self._last and tensor.dim() == 4:
-            strides = torch.empty(tensor.shape, device="meta").to(memory_format=torch.channels_last).stride()
-        inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: strides[d])
+        inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: layout[d])
         if not inner_first or inner_first[0] not in dims:
             return APART
         reduced = [d for d in inner_first if d in dims]
         count = prod(tensor.shape[d] for d in reduced)
-        contiguous = inner_first[: len(reduced)] == reduced and strides[inner_first[0]] == 1
+        contiguous = inner_first[: len(reduced)] == reduced and layout[inner_first[0]] == 1
         return WITHIN if contiguous and count <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
 
 
