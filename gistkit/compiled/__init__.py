@@ -1,7 +1,5 @@
 """The compiled path: what a step under ``torch.compile`` keeps for backward, in fewer bytes."""
 
 from gistkit.compiled.door import Backend, backend, compile, records_of, records_of_traced
-from gistkit.compiled.edit import Builder, Cone, encode, rebuild
 from gistkit.compiled.partitioner import Settings, cut
 from gistkit.compiled.record import GraphRecord, Kept
-from gistkit.compiled.split import Pair

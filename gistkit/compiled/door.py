@@ -26,9 +26,6 @@ from gistkit.planning.cost import check_budget
 from gistkit.planning.forms import FIDELITIES, check_lossy
 from gistkit.runtime import WHEN_TRACED, CompressedForward, compressed_forward
 
-WORDS = ("plan", "lossy", "fidelity", "budget")
-"""Options of the backend that are gistkit's; all others are Inductor's."""
-
 
 def settings_of(
     plan: Plan | None = None, lossy: str | None = None, fidelity: str = "bitwise", budget: int | str | None = None
@@ -157,7 +154,7 @@ def backend(
     are Inductor's.
     """
     given = dict(options or {})
-    words = {name: given.pop(name) for name in WORDS if name in given}
+    words = {name: given.pop(name) for name in ("plan", "lossy", "fidelity", "budget") if name in given}
     return Backend(settings_of(**words))(graph, inputs, mode=mode, options=given)
 
 

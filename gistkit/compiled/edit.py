@@ -5,7 +5,7 @@ Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,10 +64,6 @@ class Builder:
         shape = value(x).shape
         return [d if isinstance(d, int) else self(torch.ops.aten.sym_size.int, x, i) for i, d in enumerate(shape)]
 
-    def full(self, shape: Sequence[Any], fill: float, dtype: torch.dtype, device: torch.device) -> fx.Node:
-        words = {"dtype": dtype, "layout": torch.strided, "device": device, "pin_memory": False}
-        return self(torch.ops.aten.full.default, list(shape), fill, **words)
-
 
 def rebuild(pair: Pair, cone: Cone) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves: once for all its readers, as a buffer of
@@ -95,29 +91,24 @@ def rebuild(pair: Pair, cone: Cone) -> None:
     def make(build: Builder) -> fx.Node:
         return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
 
-    _replace(pair, pair.place(cone.root), make, True, strides(pair, value(cone.root)))
-    pair.forget(cone.root)
+    _replace(pair, cone.root, make, True)
 
 
-def encode(
-    pair: Pair, node: fx.Node, form: Any, materialise: bool | None = False, apart: bool = False
-) -> list[fx.Node]:
+def encode(pair: Pair, node: fx.Node, form: Any, materialise: bool | None = False) -> list[fx.Node]:
     """Save a tensor in one of :mod:`gistkit.compiled.forms`: encoded behind its producer, decoded in backward.
 
-    ``materialise``: once for all its readers, as by :func:`rebuild`. False: before each reader, to be fused into it;
-    readers next to each other share one. None: a buffer for the readers that Inductor cannot fuse and for those right
-    behind them, copies for the others. ``apart``: encoded in a kernel of its own, decoded to the layout that forward
-    gives to what it saves. Returns the payload, nodes of forward."""
+    ``materialise``: encoded in a kernel of its own, decoded once for all its readers, as by :func:`rebuild`. False:
+    decoded before each reader, to be fused into it; readers next to each other share one. None: a buffer for the
+    readers that Inductor cannot fuse and for those right behind them, copies for the others. Returns the payload, nodes
+    of forward."""
     build = Builder(pair.forward.graph, _behind(node))
     payload = list(form.encode(build, node))
-    if apart:
+    if materialise:
         payload = [build(materialised(), part, node) for part in payload]
     for i, part in enumerate(payload):
         part._rename(pair.fresh_name(f"{form.name}_{node.name}_{i}"))
     places = [pair.place(part) for part in payload]
-    layout = strides(pair, value(node)) if apart or materialise is None else None
-    _replace(pair, pair.place(node), lambda build: form.decode(build, places), materialise, layout)
-    pair.forget(node)
+    _replace(pair, node, lambda build: form.decode(build, places), materialise)
     return payload
 
 
@@ -197,11 +188,9 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
     return here
 
 
-def _replace(
-    pair: Pair, place: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None, layout: list[int] | None
-) -> None:
-    """Give the readers of a placeholder of backward what ``make`` makes instead."""
-    graph = pair.backward.graph
+def _replace(pair: Pair, node: fx.Node, make: Callable[[Builder], fx.Node], materialise: bool | None) -> None:
+    """Save a node of forward no more: its readers in backward get what ``make`` makes, as a buffer in its layout."""
+    graph, place = pair.backward.graph, pair.place(node)
     sink_views(place)
     users = sorted(place.users)
     from_memory = users if materialise else []
@@ -212,7 +201,7 @@ def _replace(
     if from_memory:
         build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, from_memory[0]) or made, layout)
+        made = build(materialised(), made, awaited(place, from_memory[0]) or made, strides(pair, value(node)))
         for user in from_memory:
             user.replace_input_with(place, made)
     made, before = None, None
@@ -221,6 +210,7 @@ def _replace(
             made = make(Builder(graph, user, backward=True))
         user.replace_input_with(place, made)
         before = user
+    pair.forget(node)
 
 
 def grows(node: fx.Node) -> bool:

@@ -20,8 +20,7 @@ from torch import fx
 
 from gistkit.compiled import compat, edit, pools, record
 from gistkit.compiled.forms import packing
-from gistkit.compiled.forms.bits import laid_out
-from gistkit.compiled.forms.narrow import Cast, Narrow
+from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.parts import read_from_wholes
@@ -92,7 +91,7 @@ class Moves:
                 self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, exact = TIME_SHARE if limited else float("inf"), settings.exact
-        limits = Limits(bitwise=exact, same_kernels=exact, products=limited and exact, time_share=share, bits=bits)
+        limits = Limits(bitwise=exact, products=limited and exact, time_share=share, bits=bits)
         choice, cones = planned(pair, limits, static_inputs, USUAL_SHARE if exact else share)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
@@ -198,11 +197,10 @@ class Moves:
         node, form = choice.node, choice.form
         if form is None or not self.pair.is_saved(node):
             return
-        fused = not isinstance(form, Narrow | Cast)  # what is read from memory is decoded once
-        if fused and self._last:
-            form = laid_out(form, value(node))
-        fuse = True if self.settings.exact else False if fused else None
-        payload = edit.encode(self.pair, node, form, materialise=fuse, apart=self.settings.exact)
+        if isinstance(form, Bits) and self._last:
+            form = form.laid_out(value(node))
+        materialise = True if self.settings.exact else False if isinstance(form, Bits) else None
+        payload = edit.encode(self.pair, node, form, materialise)
         self._payload.update(part.name for part in payload)
         kept = sum(map(storage_bytes, payload))
         self._made[node.name] = packing.described(node, form.name, kept, choice.reason)

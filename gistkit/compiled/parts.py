@@ -28,7 +28,8 @@ def read_from_wholes(pair: Pair) -> None:
         kept = {whole, *pair.whole_of.values()}
         left = [n for n in own_tensors(pair) if n not in kept and not is_view(n)]
         left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
-        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None and _is_read_by_place(pair, n)}
+        left = [n for n in left if not any(is_view(user) or reads_memory(user) for user in pair.place(n).users)]
+        parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None}
         if sum(map(storage_bytes, parts)) >= storage_bytes(whole):
             for part, start in parts.items():
                 before = next(n for n in pair.backward.graph.nodes if n.op != "placeholder")
@@ -65,7 +66,3 @@ def _place(part: fx.Node, dim: int, starts: list[tuple[fx.Node, int]]) -> int | 
     joined, nodes = _joined(part, dim), [node for node, _ in starts]
     first = nodes.index(joined[0]) if joined[0] in nodes else 0
     return starts[first][1] if starts and nodes[first : first + len(joined)] == joined else None
-
-
-def _is_read_by_place(pair: Pair, node: fx.Node) -> bool:
-    return not any(is_view(user) or reads_memory(user) for user in pair.place(node).users)

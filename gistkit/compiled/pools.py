@@ -22,7 +22,6 @@ _SHAPE_ONLY = frozenset({
     aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
 })  # fmt: skip
 """Their second operand is read for its shape alone."""
-_ALIASES = (aten.alias.default, aten.detach.default)
 
 
 def lay_out_stand_ins(pair: Pair) -> None:
@@ -42,7 +41,7 @@ def only_signs_are_read(pair: Pair, node: fx.Node) -> bool:
     while stack:
         x = stack.pop()
         for user in x.users:
-            if user.target in _ALIASES:
+            if user.target in (aten.alias.default, aten.detach.default):
                 stack.append(user)
             elif user.target is aten.le.Scalar and user.args[1] == 0:
                 compares = True
@@ -71,7 +70,8 @@ def rewritten(joint: fx.GraphModule) -> int:
         if not is_tensor(x) or x.target is aten.expand.default:
             continue
         build = Builder(graph, node, backward=True)
-        one = build.full([], 0, value(x).dtype, value(x).device)
+        words = {"dtype": value(x).dtype, "layout": torch.strided, "device": value(x).device, "pin_memory": False}
+        one = build(aten.full.default, [], 0, **words)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     graph.eliminate_dead_code()

@@ -14,8 +14,6 @@ from gistkit.compiled.split import elements, is_tensor, is_view, origin
 
 LOADS = "gistkit_loads"
 """In the ``meta`` of a rebuild's nodes: whether it reads a buffer, though Inductor could fuse it with what makes it."""
-SEARCHED = 400
-"""Nodes that the search for an incoming gradient looks at."""
 
 
 def sink_views(node: fx.Node) -> None:
@@ -57,7 +55,7 @@ def awaited(node: fx.Node, user: fx.Node) -> fx.Node | None:
         return first.args[1] if first.args[1] < user else None  # type: ignore[operator,return-value]
     seen, stack = {node}, [a for a in first.all_input_nodes if a is not node]
     best: fx.Node | None = None
-    while stack and len(seen) < SEARCHED:
+    while stack and len(seen) < 400:  # far enough for an incoming gradient
         at = stack.pop()
         if at in seen or at.op != "call_function" or (is_tensor(at) and elements(at) <= 1):
             continue

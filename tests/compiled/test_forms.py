@@ -6,7 +6,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.forms.bits import map4, mask1, packing_dim
+from gistkit.compiled.forms.bits import packed
 from gistkit.compiled.forms.narrow import Narrow, narrow
 from gistkit.formats import VALUE_FORMS
 from gistkit.kernels import ops
@@ -46,22 +46,22 @@ def test_bits_come_back(shape, channels_last):
     mask = torch.rand(shape, generator=G) > 0.5
     if channels_last and len(shape) == 4:
         mask = mask.contiguous(memory_format=torch.channels_last)
-    (payload,), back = through(mask1(mask), mask)
+    (payload,), back = through(packed(mask), mask)
     assert payload.numel() * 8 == mask.numel() and payload.dtype == torch.uint8
     assert back.dtype == torch.bool and torch.equal(back, mask)
 
 
 def test_maps_come_back():
     places = torch.randint(16, (2, 7, 6, 5), generator=G, dtype=torch.int8)
-    (payload,), back = through(map4(places), places)
+    (payload,), back = through(packed(places), places)
     assert payload.numel() * 2 == places.numel() and back.dtype == torch.int8 and torch.equal(back, places)
 
 
 def test_bits_lie_along_the_innermost_dimension_that_fits():
-    assert packing_dim(torch.empty(16, 8, 8), 8) == 2
-    assert packing_dim(torch.empty(16, 8, 7), 8) == 1
-    assert packing_dim(torch.empty(8, 16, 8, 8).contiguous(memory_format=torch.channels_last), 8) == 1
-    assert packing_dim(torch.empty(3, 5), 8) is None and mask1(torch.empty(3, 5, dtype=torch.bool)) is None
+    assert packed(torch.empty(16, 8, 8)).dim == 2
+    assert packed(torch.empty(16, 8, 7)).dim == 1
+    assert packed(torch.empty(8, 16, 8, 8).contiguous(memory_format=torch.channels_last)).dim == 1
+    assert packed(torch.empty(3, 5)) is None and packed(torch.empty(3, 5, dtype=torch.bool)) is None
 
 
 def hard_values(dtype):

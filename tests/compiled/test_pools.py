@@ -6,7 +6,6 @@ from torch import nn
 
 from gistkit.compiled.edit import encode
 from gistkit.compiled.forms import packing
-from gistkit.compiled.forms.bits import Signs
 from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, rewritten
 from tests.support.compiled_cases import assert_same, case, plain_step, run_edited
 
@@ -17,15 +16,15 @@ def pools(pair):
     return pair.backward.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices_backward.default)
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(apart):
+@pytest.mark.parametrize("materialise", [False, True])
+def test_a_pools_input_is_kept_as_bits_and_the_comparison_stays(materialise):
     model, x, y = case("vgg", rows=32)
     found = []
 
     def edit(pair):
         for choice in packing.choices(pair):
-            if isinstance(choice.form, Signs):
-                (payload,) = encode(pair, choice.node, choice.form, materialise=True, apart=apart)
+            if choice.form is not None and choice.node.meta["val"].is_floating_point():
+                (payload,) = encode(pair, choice.node, choice.form, materialise)
                 assert payload.meta["val"].numel() * 8 == choice.node.meta["val"].numel()
                 found.append(choice.node)
 

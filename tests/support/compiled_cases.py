@@ -14,7 +14,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
 
-from gistkit.compiled import Pair
+from gistkit.compiled.split import Pair
 
 with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     warnings.simplefilter("ignore")

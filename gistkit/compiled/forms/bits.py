@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from math import prod
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,14 +20,14 @@ from gistkit.compiled.edit import Builder
 from gistkit.compiled.split import memory_order, origin, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
-MAP_POSITIONS = 16
-"""Window positions that 4 bits tell apart."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """``bits`` of every element of a bool or int8 tensor, along dimension ``dim``. ``order``: the tensor's dimensions
-    from the outermost in its graph's strides to the innermost; what is decoded has these, as its readers expect."""
+    """``bits`` of every element of a bool or int8 tensor, along dimension ``dim``; of a float one, a ReLU's output of
+    which backward reads where it is positive, that: decoded to ones and zeros, so the kernels that compare it stay as
+    they are. ``order``: the tensor's dimensions from the outermost in its graph's strides to the innermost; what is
+    decoded has these, as its readers expect."""
 
     name: str
     bits: int
@@ -41,6 +40,8 @@ class Bits:
         return 8 // self.bits
 
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
+        if self.dtype.is_floating_point:
+            x = build(aten.le.Scalar, x, 0)
         parts = []
         for i in range(self._codes):
             part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, self._codes)
@@ -63,62 +64,25 @@ class Bits:
         shape[dim] = shape[dim] * self._codes
         wide = build(aten.reshape.default, wide, shape)
         wide = build(aten.permute.default, wide, [self.order.index(d) for d in range(rank)])
-        if self.dtype is torch.bool:
-            return build(aten.ne.Scalar, wide, 0)
-        return build(prims.convert_element_type.default, wide, self.dtype)
+        if self.bits == 1:
+            wide = build(aten.ne.Scalar, wide, 0)
+        if self.dtype.is_floating_point:
+            wide = build(aten.logical_not.default, wide)
+        return wide if self.dtype is torch.bool else build(prims.convert_element_type.default, wide, self.dtype)
+
+    def laid_out(self, x: torch.Tensor) -> Bits:
+        """The form, which decodes an image x to channels_last."""
+        return replace(self, order=memory_order(x, channels_last=True))
 
 
-@dataclass(frozen=True)
-class Signs:
-    """A ReLU's output of which backward reads where it is positive: ``bits`` of that; decoded to ones and zeros, so the
-    kernels that compare it stay as they are."""
-
-    bits: Bits
-    dtype: torch.dtype
-    name: str = "mask1"
-
-    def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
-        return self.bits.encode(build, build(aten.le.Scalar, x, 0))
-
-    def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
-        above = build(aten.logical_not.default, self.bits.decode(build, payload))
-        return build(prims.convert_element_type.default, above, self.dtype)
-
-
-def laid_out(form: Any, x: torch.Tensor) -> Any:
-    """The form, which decodes an image x to channels_last."""
-    if isinstance(form, Signs):
-        return replace(form, bits=laid_out(form.bits, x))
-    return replace(form, order=memory_order(x, channels_last=True))
-
-
-def signs(x: torch.Tensor, channels_last: bool = False) -> Signs | None:
-    """That form of a float tensor, None where no dimension is a multiple of 8. ``channels_last``: images will lie so
-    in memory, whatever their strides say here."""
-    bits = mask1(x, channels_last)
-    return None if bits is None else Signs(bits, x.dtype)
-
-
-def packing_dim(x: torch.Tensor, codes: int, channels_last: bool = False) -> int | None:
-    """The dimension along which ``codes`` elements go to a byte: of those whose size is a known multiple, the innermost
-    in memory, so that neighbours read the same byte. None where there is none."""
-    fitting = [d for d in memory_order(x, channels_last) if isinstance(n := x.shape[d], int) and n and n % codes == 0]
-    return fitting[-1] if fitting else None
-
-
-def mask1(x: torch.Tensor, channels_last: bool = False) -> Bits | None:
-    """The 1-bit form of a bool tensor, None where no dimension is a multiple of 8."""
-    return _form("mask1", 1, x, torch.bool, channels_last)
-
-
-def map4(x: torch.Tensor, channels_last: bool = False) -> Bits | None:
-    """The 4-bit form of a max-pool's map, None where no dimension is even."""
-    return _form("map4", 4, x, x.dtype, channels_last)
-
-
-def _form(name: str, bits: int, x: torch.Tensor, dtype: torch.dtype, channels_last: bool) -> Bits | None:
-    dim = packing_dim(x, 8 // bits, channels_last)
-    return None if dim is None else Bits(name, bits, dim, dtype, memory_order(x))
+def packed(x: torch.Tensor, channels_last: bool = False) -> Bits | None:
+    """The form of a tensor: 4 bits of an int8, a max-pool's map, 1 of a bool or float. Elements lie in a byte along
+    that of the dimensions whose size is a known multiple of them which is the innermost in memory, so that neighbours
+    read the same byte; None where there is none. ``channels_last``: images will lie so, whatever their strides say."""
+    name, bits = ("map4", 4) if x.dtype is torch.int8 else ("mask1", 1)
+    order = memory_order(x, channels_last)
+    fitting = [d for d in order if isinstance(n := x.shape[d], int) and n and n % (8 // bits) == 0]
+    return Bits(name, bits, fitting[-1], x.dtype, memory_order(x)) if fitting else None
 
 
 def window_positions(node: fx.Node) -> int | None:

@@ -22,7 +22,6 @@ from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _INFINITY, _MAGNITUDE = 0x7F800000, 0x7FFFFFFF
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 Shape = tuple[int, ...]
 
 
@@ -238,8 +237,6 @@ def _permuted(build: Builder, x: fx.Node, order: Sequence[int]) -> fx.Node:
 def narrow(name: str, x: torch.Tensor, channels_last: bool = False) -> Narrow | str:
     """The narrow form of that name for a tensor, or why it has none. ``channels_last``: images will lie so."""
     fmt, scaling = VALUE_FORMS[name]
-    if x.dtype not in FLOATS:
-        return f"dtype {x.dtype} has no narrow form"
     if fmt.bits >= 8 * x.element_size():
         return f"{name} takes as many bits as {x.dtype}"
     symbolic = [d for d in range(x.dim()) if not isinstance(x.shape[d], int)]

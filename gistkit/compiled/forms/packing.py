@@ -18,7 +18,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.forms import bits
-from gistkit.compiled.forms.narrow import FLOATS, Cast, Narrow, narrow
+from gistkit.compiled.forms.narrow import Cast, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.readers import readers, reads_memory
 from gistkit.compiled.record import Kept
@@ -36,7 +36,6 @@ LEAST_SHARE = 1e-3
 """Of all kept bytes. What is smaller is not rounded: a layer norm's means, if decoded, cost a pass of their own."""
 SHORT_ROW = 512
 """Up to so many elements torch 2.11 gives a program of a norm's backward four rows, too many for it to decode them."""
-SHARED = "several saved tensors are on this storage"
 VALUES = "values that backward reads, each in full"
 
 
@@ -46,7 +45,7 @@ class Choice:
     its own that a rounding takes."""
 
     node: fx.Node
-    form: bits.Bits | bits.Signs | Narrow | Cast | None
+    form: bits.Bits | Narrow | Cast | None
     reason: str
     kernels: int = 0
 
@@ -77,9 +76,9 @@ def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
 def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None, last: bool) -> Choice:
     x = value(node)
     if on_storage > 1:
-        return Choice(node, None, SHARED)
+        return Choice(node, None, "several saved tensors are on this storage")
     if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
-        form = bits.signs(x, last)
+        form = bits.packed(x, last)
         if form is not None:
             return Choice(node, form, "backward reads where it is positive")
     if x.dtype not in (torch.bool, torch.int8):
@@ -87,24 +86,19 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     if elements(node) < LEAST_ELEMENTS:
         return Choice(node, None, f"fewer than {LEAST_ELEMENTS} elements")
     if x.dtype is torch.bool:
-        form = bits.mask1(x, last)
+        form = bits.packed(x, last)
         return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
     positions = bits.window_positions(node)
     if positions is None:
         return Choice(node, None, VALUES)
-    if positions > bits.MAP_POSITIONS:
+    if positions > 16:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
-    form = bits.map4(x, last)
+    form = bits.packed(x, last)
     return Choice(node, form, f"a max-pool's window of {positions} positions" if form else "no dimension is even")
 
 
 def _rounded(pair: Pair, node: fx.Node, rounding: Rounding, last: bool) -> Choice:
-    exact = stays_exact(pair, node, rounding.static)
-    if exact is None and storage_bytes(node) < rounding.least_bytes:
-        exact = f"less than {LEAST_SHARE:.1%} of what is kept"
-    if exact is not None:
-        return Choice(node, None, exact)
-    form = narrow(rounding.name, value(node), last)
+    form = stays_exact(pair, node, rounding) or narrow(rounding.name, value(node), last)
     if isinstance(form, str):
         return Choice(node, None, form)
     why, kernels = f'lossy="{rounding.name}"', own_kernels(pair, node, form)
@@ -135,19 +129,21 @@ def of_parameters(pair: Pair, static_inputs: Collection[int]) -> set[fx.Node]:
     return found
 
 
-def stays_exact(pair: Pair, node: fx.Node, static: Collection[fx.Node]) -> str | None:
+def stays_exact(pair: Pair, node: fx.Node, rounding: Rounding) -> str | None:
     """Why a saved tensor is not rounded, None where it may be."""
-    if not is_tensor(node) or value(node).dtype not in FLOATS:
+    if value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return "no float"
     if elements(node) < LEAST_ROUNDED:
         return f"fewer than {LEAST_ROUNDED} elements"
-    if node in static:
+    if node in rounding.static:
         return "follows from parameters alone"
     if node in pair.whole_of.values():  # decoded in each norm's backward, the gradients' sum would be stored in fp32
         return "others are read as parts of it"
     if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore
         return "a statistic of an attention"
-    return "backward exponentiates it" if _exponentiated(pair.place(node)) or _is_bias(pair.place(node)) else None
+    if _exponentiated(pair.place(node)) or _is_bias(pair.place(node)):
+        return "backward exponentiates it"
+    return f"less than {LEAST_SHARE:.1%} of what is kept" if storage_bytes(node) < rounding.least_bytes else None
 
 
 def _is_bias(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat
+from gistkit.compiled.edit import strides
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory, is_low, readers_of, selects
 from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
@@ -42,13 +42,12 @@ _PERSISTENT, _UNROLLED = 1024, 8
 
 
 class Arithmetic:
-    """The arithmetic of a pair's forward; all follows where ``same_kernels`` is not set."""
+    """The arithmetic of a pair's forward; all follows where ``bitwise`` is not set."""
 
-    def __init__(self, pair: Pair, same_kernels: bool) -> None:
-        self.roundings, self._on = Roundings(pair, same_kernels), same_kernels
-        self._saved = {node.name for node in pair.tensors}
+    def __init__(self, pair: Pair, bitwise: bool) -> None:
+        self.roundings, self._on = Roundings(pair, bitwise), bitwise
         self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
-        self._last = compat.prefers_channels_last(pair.forward) if same_kernels else False
+        self._pair = pair
         self.statistic, self.place = cache(self._statistic), cache(self._place)
 
     def follows(self, node: fx.Node, inlined: bool = False) -> bool:
@@ -105,19 +104,19 @@ class Arithmetic:
     def _before_saved(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a view of y is saved in its place, and ``reader`` comes before that."""
         first = self._first_view.get(storage_of(y))
-        return first is not None and y.name not in self._saved and reader < first
+        return first is not None and y.name not in self.roundings.saved and reader < first
 
     def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
         """Whether what is added is a product in both kernels, or in neither."""
         while y.op == "call_function" and (is_view(y) or y.target is prims.convert_element_type.default):
-            if self.roundings.to_be_rounded(y, node) or (y.name in self._saved and is_low(y)):
+            if self.roundings.to_be_rounded(y, node) or (y.name in self.roundings.saved and is_low(y)):
                 return True
             if len(readers_of(y)) > 1 and _product_behind(y) is not None:
                 return False
             y = y.all_input_nodes[0]
         if _product_behind(y) is None or self.roundings.from_memory(y, node) or self.roundings.exact(y):
             return True
-        return len(readers_of(y)) == 1 and y.name not in self._saved
+        return len(readers_of(y)) == 1 and y.name not in self.roundings.saved
 
     def _is_masked(self, x: fx.Node, norm: fx.Node) -> bool:
         """Whether a concatenation or a lookup is computed in the kernel that reduces x: then it is a loop."""
@@ -136,17 +135,15 @@ class Arithmetic:
         """Where a ``var_mean``'s results are read, as far as is known."""
         x, dims = _reduced(norm)
         tensor = value(x)
-        strides = tensor.stride()
-        if not all(isinstance(n, int) for n in (*tensor.shape, *strides)):
+        layout = strides(self._pair, tensor)
+        if layout is None or not all(isinstance(n, int) for n in tensor.shape):
             return UNCERTAIN
-        if self._last and tensor.dim() == 4:
-            strides = torch.empty(tensor.shape, device="meta").to(memory_format=torch.channels_last).stride()
-        inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: strides[d])
+        inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: layout[d])
         if not inner_first or inner_first[0] not in dims:
             return APART
         reduced = [d for d in inner_first if d in dims]
         count = prod(tensor.shape[d] for d in reduced)
-        contiguous = inner_first[: len(reduced)] == reduced and strides[inner_first[0]] == 1
+        contiguous = inner_first[: len(reduced)] == reduced and layout[inner_first[0]] == 1
         return WITHIN if contiguous and count <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
 
 
@@ -182,6 +179,5 @@ def _made_alike(y: fx.Node) -> bool:
     """Whether all lanes and all kernels have the same of a value, whether it is loaded or computed where it is read:
     if it is no pointwise operator's, it is copied, drawn, chosen or summed in one order by all lanes."""
     source = origin(y)
-    known = in_memory(source) or is_pointwise(source) or selects(source) or is_view(source)
-    chosen = source.target is prims._low_memory_max_pool_with_offsets.default or source.target in _SUMS
-    return known or chosen or source.target in copies()
+    known = in_memory(source) or is_pointwise(source) or selects(source) or source.target in copies() | _SUMS
+    return known or source.target is prims._low_memory_max_pool_with_offsets.default

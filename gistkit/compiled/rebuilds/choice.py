@@ -211,7 +211,7 @@ def choose(flow: Flow, limits: Limits) -> Choice:
 
 def _cones(search: _Search, kept: set[str]) -> list[Cone]:
     """Each rebuild. A view of a kept storage that no other rebuild reads stays as it is, instead of its base."""
-    flow, cones, counted = search.flow, list[Cone](), set[int]()
+    flow, cones = search.flow, list[Cone]()
     reaches = {root: search.reach(root, kept) for root in search.roots}
     read = {n for reach in reaches.values() for n in reach.leaves if not _only_views(flow, reach)}
     lone = {r for r, reach in reaches.items() if _only_views(flow, reach) and not set(reach.leaves) & read}
@@ -219,8 +219,8 @@ def _cones(search: _Search, kept: set[str]) -> list[Cone]:
     stay = {flow.base(v).storage for v in flow.needed() if v.name not in anew}
     for root, reach in anew.items():
         base = flow.base(flow.values[root])
-        gone = base.storage not in stay and base.storage not in counted
-        counted.add(base.storage)
+        gone = base.storage not in stay
+        stay.add(base.storage)  # counted once
         extra = tuple(n for n in _kept_leaves(flow, reach.leaves, reach.rebuilt) if not flow.values[n].needed)
         saved_bytes, time_s = base.weight if gone else 0, _time_s(search, root, reach)
         cones.append(Cone(root, reach.nodes, reach.leaves, extra, reach.rebuilt, saved_bytes, reach.read_bytes, time_s))
@@ -240,7 +240,7 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
         return 0.0
     products = [n for n in reach.nodes if flow.values[n].product_s]
     pointwise = flow.base(made).name not in products
-    joins = search.limits.same_kernels and made.apart and not any(flow.values[n].by_row for n in reach.nodes)
+    joins = made.apart and not any(flow.values[n].by_row for n in reach.nodes)
     reads = search.limits.bitwise and not joins
     moved = pointwise * (reach.read_bytes * reads + made.read_bytes)
     moved += sum(flow.values[n].read_bytes for n in products if n != flow.base(made).name)

@@ -28,7 +28,7 @@ def planned(
     kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in choice.kept}.values())
     if usual_share < limits.time_share and ENOUGH * kept_bytes > flow.plain_bytes():
         choice = choose(flow, limits)
-    arithmetic = Arithmetic(pair, limits.same_kernels)
+    arithmetic = Arithmetic(pair, limits.bitwise)
     named = {node.name: node for node in pair.forward.graph.nodes}
     return choice, [_as_nodes(cone, named, arithmetic) for cone in reversed(choice.cones)]
 

@@ -40,16 +40,15 @@ class Limits:
     """``depth``: of rebuilt tensors that a rebuilt one is computed from, one from the other, itself included.
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
-    a kernel costs more than its bytes. ``bitwise``: only rebuilds that give the forward's bits by construction.
-    ``same_kernels``: forward keeps the kernels of plain ``torch.compile``. ``products``: some may be made anew.
-    ``time_share``: of the step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
+    a kernel costs more than its bytes. ``bitwise``: forward keeps the kernels of plain ``torch.compile``, and only
+    rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``time_share``: of the
+    step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
 
     depth: int = 4
     reads: float = 4.0
     least_bytes: int = 1 << 16
     least_share: float = 1e-3
     bitwise: bool = True
-    same_kernels: bool = False
     products: bool = True
     time_share: float = float("inf")
     bits: int = 64
@@ -111,12 +110,13 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in (static_inputs or ())}
     foreign = pair.foreign_storages
-    arithmetic = Arithmetic(pair, limits.same_kernels)
+    arithmetic = Arithmetic(pair, limits.bitwise)
     roundings = arithmetic.roundings
     relaid = compat.prefers_channels_last(pair.forward)
     needed = {node.name for node in pair.tensors if pair.place(node).users}
     readings = Counter(storage_of(node) for node in pair.tensors)
     values: dict[str, Value] = {}
+    owners: dict[int, Value] = {}  # of storages: what a view is of may be kept in its place
     for node in pair.forward.graph.nodes:
         if node.op == "output":
             continue
@@ -126,9 +126,10 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
             continue
         storage = storage_of(node)
-        view = _is_view_of_known(node, values, storage)
+        source = origin(node)
+        view = _looks(source) and values[source.all_input_nodes[0].name].storage == storage
         is_needed = node.name in needed
-        stays = is_needed and not (roundings.may_be_dropped(node) and _settled_base(node, values, view))
+        stays = is_needed and not (roundings.may_be_dropped(node) and (not view or owners[storage].settled))
         read = (n for n in node.all_input_nodes if n.name in needed)
         loads = frozenset(n.name for n in read if _is_loaded(n, node, roundings))
         kind = _kind(node, pair, node.name in lasting, node in pair.whole_of or (storage in foreign and is_needed))
@@ -142,6 +143,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
             by_row=by_row(node, relaid),
             apart=is_needed and all(map(reads_memory, pair.place(node).users)),
         )  # fmt: skip
+        owners.setdefault(storage, values[node.name])
     flow = Flow(values)
     return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
 
@@ -169,14 +171,6 @@ def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
     return in_memory(node) or roundings.from_memory(node, reader)
 
 
-def _settled_base(node: fx.Node, values: dict[str, Value], view: bool) -> bool:
-    """Whether what a view is of may be kept in its place."""
-    base = values[node.all_input_nodes[0].name] if view else None
-    while base is not None and (base.view or base.storage < 0):
-        base = values[base.inputs[0]]
-    return base is None or base.settled
-
-
 def _is_relaid(node: fx.Node) -> bool:
     """Whether Inductor may lay out a saved tensor for convolutions in a way that backward, which computes it from
     inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself. (One of a single
@@ -184,12 +178,6 @@ def _is_relaid(node: fx.Node) -> bool:
     if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
         return False
     return value(node).dim() == 4 and value(node).stride(1) != 1
-
-
-def _is_view_of_known(node: fx.Node, values: dict[str, Value], storage: int) -> bool:
-    made_by = origin(node)
-    known = values.get(made_by.all_input_nodes[0].name) if _looks(made_by) and made_by.all_input_nodes else None
-    return known is not None and known.storage == storage
 
 
 def _kind(node: fx.Node, pair: Pair, lasting: bool, held: bool) -> str:

@@ -29,18 +29,15 @@ from gistkit.compiled.readers import readers
 from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
 aten = torch.ops.aten
-LOW = (torch.bfloat16, torch.float16)
 _SELECTING = (
     aten.relu.default, aten.neg.default, aten.abs.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
     aten.constant_pad_nd.default, aten.embedding.default,
 )  # fmt: skip
-FROM_MEMORY, IN_KERNEL, EXACT, UNKNOWN = "from memory", "in kernel", "exact", "unknown"
-"""How z reads a low-precision y: rounded, unrounded in its own kernel, the same either way, or as Inductor chooses."""
 
 
 def is_low(node: fx.Node) -> bool:
     """Whether a node is a tensor of bf16 or fp16."""
-    return is_tensor(node) and value(node).dtype in LOW
+    return is_tensor(node) and value(node).dtype in (torch.bfloat16, torch.float16)
 
 
 def rounds_within_kernels(pair: Pair) -> bool:
@@ -51,13 +48,13 @@ def rounds_within_kernels(pair: Pair) -> bool:
 
 class Roundings:
     """The rounding of every low-precision value of a pair's forward, as each of its readers sees it in plain
-    ``torch.compile``. ``same_kernels``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
+    ``torch.compile``. ``bitwise``: forward is to be cut into the very kernels of plain ``torch.compile``, so that
     only what those write may be kept, and what is kept no more is written all the same."""
 
-    def __init__(self, pair: Pair, same_kernels: bool = False) -> None:
-        self._same_kernels, self._triton = same_kernels, same_kernels and rounds_within_kernels(pair)
-        self._never = same_kernels and not self._triton
-        self._saved = {node.name for node in pair.tensors}
+    def __init__(self, pair: Pair, bitwise: bool) -> None:
+        self._bitwise, self._triton = bitwise, bitwise and rounds_within_kernels(pair)
+        self._never = bitwise and not self._triton
+        self.saved = {node.name for node in pair.tensors}
         self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved() and not self._never
@@ -67,11 +64,11 @@ class Roundings:
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
-        if self._same_kernels and not (storage_of(node) in self._written_storages or self._in_memory(node)):
+        if self._bitwise and not (storage_of(node) in self._written_storages or self._in_memory(node)):
             return False
-        if self._triton or node.name in self._saved or not is_low(node) or self._emulated or self.exact(node):
+        if self._triton or node.name in self.saved or not is_low(node) or self._emulated or self.exact(node):
             return True
-        return all(self.seen(node, reader) == FROM_MEMORY for reader in readers_of(node))
+        return all(self.seen(node, reader) for reader in readers_of(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
@@ -83,32 +80,31 @@ class Roundings:
         """Whether a node computed anew from its operands has the forward's bits."""
         if self._emulated or _passes(node):
             return True
-        seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y) and not self._in_memory(behind_views(y))}
-        return seen.isdisjoint({UNKNOWN, FROM_MEMORY} if self._never and not in_memory(node) else {UNKNOWN})
+        seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y)}
+        return seen.isdisjoint({None, True} if self._never and not in_memory(node) else {None})
 
     def to_be_rounded(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a kernel that computes both has to round y for ``reader`` by itself."""
-        return is_low(y) and not self._emulated and not _passes(reader) and self.seen(y, reader) == FROM_MEMORY
+        return is_low(y) and not self._emulated and not _passes(reader) and bool(self.seen(y, reader))
 
-    def seen(self, y: fx.Node, reader: fx.Node) -> str:
-        """How ``reader`` reads the low-precision value y."""
+    def seen(self, y: fx.Node, reader: fx.Node) -> bool | None:
+        """Whether ``reader`` sees the low-precision y rounded, where that changes it; None where Inductor chooses."""
         y = behind_views(y)
         if self.exact(y):
-            return EXACT
-        if self.from_memory(y, reader):
-            return FROM_MEMORY
-        if y.name in self._saved:
-            return FROM_MEMORY if self._rounds_saved and is_pointwise(y) else UNKNOWN
-        return IN_KERNEL if len(readers_of(y)) == 1 else UNKNOWN
+            return False
+        saved = y.name in self.saved
+        if self.from_memory(y, reader) or (saved and self._rounds_saved and is_pointwise(y)):
+            return True
+        return False if not saved and len(readers_of(y)) == 1 else None
 
     def _in_memory(self, node: fx.Node) -> bool:
         """:func:`in_memory`, but on a GPU Inductor adds the bias of a convolution, and that of a product which is not
         saved, in the kernel of what reads it."""
-        if not self._same_kernels or node.name in self._results or not in_memory(node):
+        if not self._bitwise or node.name in self._results or not in_memory(node):
             return in_memory(node)
         if node.target is aten.convolution.default:
             return node.args[2] is None
-        return node.target is not aten.addmm.default or node.name in self._saved
+        return node.target is not aten.addmm.default or node.name in self.saved
 
     def _is_exact(self, y: fx.Node) -> bool:
         """Whether y is the same in fp32 as rounded: read from memory, or selected from values that are."""
@@ -127,7 +123,7 @@ class Roundings:
 
     def _written(self, y: fx.Node, saved: bool) -> int:
         """The place in forward's order from which on y is in memory; a large number where it may never be."""
-        if self._in_memory(y) or y.name in self._results or (saved and y.name in self._saved):
+        if self._in_memory(y) or y.name in self._results or (saved and y.name in self.saved):
             return self._order[y]
         kernels = [self._order[u] for u in y.users if u.op == "call_function" and in_memory(u)]
         views = [self._written(u, saved) for u in y.users if u.op == "call_function" and is_view(u)]
