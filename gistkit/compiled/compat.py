@@ -96,8 +96,9 @@ def tracing_context() -> Any:
     return private("torch._guards", "TracingContext").try_get()
 
 
-def set_partitioner(made: Any) -> None:
-    """Make a partitioner the one of all compilations from now on. Raises CompileError where another one is set."""
+def set_partitioner(made: Any, behind_fusion: Any) -> None:
+    """Make a partitioner, and a pass over Inductor's kernels where there is none, those of all compilations from now
+    on. Raises CompileError where another partitioner is set."""
     config = importlib.import_module("torch._inductor.config")
     found = private("torch._inductor.config", "custom_partitioner_fn")
     if found is not None and type(found) is not type(made):
@@ -106,6 +107,7 @@ def set_partitioner(made: Any) -> None:
             " unset it, or call gistkit.restore(model)"
         )
     config.custom_partitioner_fn = made  # type: ignore[attr-defined]
+    config._post_fusion_custom_pass = config._post_fusion_custom_pass or behind_fusion  # type: ignore[attr-defined]
 
 
 def frame() -> tuple[int, int]:
@@ -198,8 +200,8 @@ def join(kernels: list[Any]) -> list[Any]:
         return scheduler.can_fuse(other, own) and not scheduler.will_fusion_create_cycle(other, own)
 
     for name in [*names]:
-        own: Any = scheduler.name_to_fused_node[scheduler.name_to_buf[name].defining_op_name()]
-        while own.is_gpu() and (hosts := [kernel for kernel in found if may_join(own, kernel)]):
+        own: Any = scheduler.name_to_fused_node.get(scheduler.name_to_buf[name].defining_op_name())
+        while own and own.is_gpu() and (hosts := [kernel for kernel in found if may_join(own, kernel)]):
             host = max(hosts, key=lambda kernel: scheduler.score_fusion_memory(kernel, own))
             own = scheduler.fuse_two_nodes(host, own, found)
             if not own.get_buffer_names() <= names:

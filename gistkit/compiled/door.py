@@ -226,7 +226,7 @@ _RECORDS: weakref.WeakKeyDictionary[Any, Records] = weakref.WeakKeyDictionary()
 
 def note(stand_in: CompressedForward) -> None:
     """A compressed forward is being traced. Raises CompileError where the graph has another under other settings."""
-    from gistkit.compiled.custom import ForTraced  # imports Inductor
+    from gistkit.compiled.custom import ForTraced, Joined  # imports Inductor
 
     context, asked = compat.tracing_context(), stand_in.engine.settings
     if context is None:
@@ -241,7 +241,7 @@ def note(stand_in: CompressedForward) -> None:
     if stand_in not in owners:
         owners.append(stand_in)
     _RECORDS.setdefault(stand_in, {})
-    compat.set_partitioner(ForTraced())
+    compat.set_partitioner(ForTraced(), Joined())
 
 
 def settings_in_force() -> Settings | None:
