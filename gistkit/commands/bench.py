@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
     device, todo = _prepare(options)
     if options.ratios is not None:
         return _run_ratios(options, device)
-    found = list(_with_progress(todo, device, options.quick))
+    with progress_bars() as progress:
+        found = list(progress.track(rows(todo, device, options.quick), len(todo), description="measuring"))
     if options.json:  # the file first: whoever reads the table may close it early
         write(options.json, json.dumps({"environment": environment(device), "rows": found}) + "\n")
     console().print(bench_table(found, environment(device)))
@@ -87,14 +87,6 @@ def _size(text: str) -> float:
     if not 0.01 <= number <= 2**20:
         raise argparse.ArgumentTypeError(f"must be from 0.01 to {2**20}, got {text!r}")
     return number
-
-
-def _with_progress(todo: list[Job], device: str, quick: bool) -> Iterator[Row]:
-    with progress_bars() as progress:
-        task = progress.add_task("measuring", total=len(todo))
-        for row in rows(todo, device, quick):
-            progress.advance(task)
-            yield row
 
 
 _NAMES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}

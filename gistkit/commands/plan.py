@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = next(row for row in found.rows if row.policy == options.policy)
     if options.json:  # files first: whoever reads the tables may close them early
         write(options.json, _as_json(found, chosen, options) + "\n")
-    _show(found, chosen, options)
+    _show(found, chosen)
     if chosen.fits:
         return 0
     print(f"gistkit: no plan by policy {chosen.policy!r}: {_why(found, chosen, options)}", file=sys.stderr)
@@ -178,7 +178,7 @@ def engines_told(graph: SavedGraph, made: Plan) -> str:
     return f"by engines of cuDNN: {'; '.join(named)}" if named else ""
 
 
-def _show(found: Findings, chosen: Row, options: argparse.Namespace) -> None:
+def _show(found: Findings, chosen: Row) -> None:
     shown = console()
     if chosen.plan is not None:
         shown.print(decisions_table(found.graph, found.costs, chosen.plan, shown.width >= WIDE))

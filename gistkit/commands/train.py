@@ -13,10 +13,8 @@ from rich.table import Table
 from gistkit.commands.wrong import claim, input_errors, progress_bars, write, writing
 from gistkit.errors import printable
 from gistkit.planning.policies import POLICIES
-from gistkit.report import console, table
+from gistkit.report import console, hundredths, table
 from gistkit.training import Comparison, RunResult, TrainResult, TrainSettings, plot_memory
-
-MIB = 2**20
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -67,10 +65,10 @@ def run(options: argparse.Namespace) -> int:
 def _verdict(result: TrainResult) -> int:
     step, plan = result.first_difference, result.plan
     if plan is not None:
-        budget = "" if plan.budget_bytes is None else f" of a budget of {plan.budget_bytes / MIB:.2f}"
+        budget = "" if plan.budget_bytes is None else f" of a budget of {hundredths(plan.budget_bytes)}"
         print(
-            f"planned: a peak of {plan.peak_bytes / MIB:.2f} MiB{budget}, everything counted, forward and backward in "
-            f"{plan.step_s * 1e3:.2f} ms; they took {(result.runs[-1].backward_s or 0) * 1e3:.2f}"
+            f"planned: a peak of {hundredths(plan.peak_bytes)} MiB{budget}, everything counted, forward and backward "
+            f"in {plan.step_s * 1e3:.2f} ms; they took {(result.runs[-1].backward_s or 0) * 1e3:.2f}"
         )
     name = result.runs[-1].name if plan is not None else "lossless"
     if len(result.runs) < 2:
@@ -134,7 +132,7 @@ def _row(run: RunResult, plain: RunResult) -> tuple[str, ...]:
     def mib(name: str) -> str:
         nbytes, plain_bytes = getattr(run, name), getattr(plain, name)
         ratio = "" if run is plain else f" ({plain_bytes / nbytes:.2f}x)"
-        return f"{nbytes / MIB:.2f}{ratio}"
+        return f"{hundredths(nbytes)}{ratio}"
 
     accuracy = "-" if run.accuracy is None else f"{run.accuracy:.1%}"
     times = f"{run.step_s * 1e3:.0f}"

@@ -11,7 +11,7 @@ reproduces a real forward bit for bit on the device in use. With alpha = weight 
 | CUDA, PyTorch's kernel | weight * (x - mean) * invstd + bias: ``aten::batch_norm_elemt`` |
 | CUDA, cuDNN | not documented; gistkit's kernel: fma(x - mean, alpha, bias), fma((x - mean) * invstd, weight, bias) |
 
-On CUDA gistkit's own kernel does all of them in one pass (:class:`Factors`,
+On CUDA gistkit's own kernel does all of them in one pass (:func:`by_kernel`,
 :mod:`gistkit.kernels.rebuild.rebuild`); it is asked first, and PyTorch's operators where it does not match.
 
 There beta = fma(-mean, alpha, bias) where the statistics are fp32 (that is, unless the parameters are bf16 or fp16),
@@ -117,29 +117,23 @@ def plane_of(shape: torch.Size, stride: tuple[int, ...]) -> int:
     return 1 if is_channels_last(torch.empty_strided(shape, stride, device="meta")) else prod(shape[2:])
 
 
-class Factors:
-    """A batch norm's output from its input by gistkit's own kernel. ``norm``: mean, 1/std, weight and bias, [C] each;
-    ``form``: the arithmetic, one of :data:`gistkit.kernels.FORMS`."""
-
-    __slots__ = ("form", "norm")
-
-    def __init__(self, form: str, mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> None:
-        mean, invstd = mean.float(), invstd.float()
-        weight = torch.ones_like(mean) if weight is None else weight.detach()
-        bias = torch.zeros_like(mean) if bias is None else bias.detach()
-        self.norm, self.form = [mean, invstd, weight, bias], form
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        direct.bn_rebuild(x, self.norm, self.form, plane_of(x.shape, x.stride()), None, [], "", False, y)
-        return y
+def kernel_factors(mean: torch.Tensor, invstd: torch.Tensor, weight: Vector, bias: Vector) -> list[torch.Tensor]:
+    """Mean, 1/std, weight and bias, [C] each, as gistkit's own kernel takes them."""
+    mean, invstd = mean.float(), invstd.float()
+    weight = torch.ones_like(mean) if weight is None else weight.detach()
+    bias = torch.zeros_like(mean) if bias is None else bias.detach()
+    return [mean, invstd, weight, bias]
 
 
-def _by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
-    return Factors(form, *vectors)(x)
+def by_kernel(form: str, x: torch.Tensor, *vectors: Any) -> torch.Tensor:
+    """A batch norm's output from its input by gistkit's own kernel; ``form``: the arithmetic, one of
+    :data:`gistkit.kernels.FORMS`; ``vectors``: mean, 1/std, weight and bias."""
+    y = torch.empty_like(x)
+    direct.bn_rebuild(x, kernel_factors(*vectors), form, plane_of(x.shape, x.stride()), None, [], "", False, y)
+    return y
 
 
-KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(_by_kernel, form) for form in FORMS)
+KERNEL_CANDIDATES: tuple[Rebuild, ...] = tuple(partial(by_kernel, form) for form in FORMS)
 
 
 def rebuild_candidates(x: torch.Tensor) -> list[Rebuild]:

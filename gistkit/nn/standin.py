@@ -90,11 +90,9 @@ class StandIn:
     def of(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> StandIn:
         if isinstance(x, FakeTensor):
             return StandIn(True, x.shape, x.dtype, x.device)
-        backend = geometry.backend(x, weight)
-        if not takes_its_own(backend, x, geometry.groups):
-            return StandIn(needs_input(x, weight, geometry), x.shape, x.dtype, x.device)
-        layout = torch._C._conv_determine_backend_memory_format(x, weight, backend)
-        return StandIn(False, x.shape, x.dtype, x.device, strides_of(x.shape, layout))
+        strides = _unread_strides(x, weight, geometry)
+        needs = strides is None and needs_input(x, weight, geometry)
+        return StandIn(needs, x.shape, x.dtype, x.device, strides)
 
     def tensor(self, weight: torch.Tensor, geometry: Geometry) -> torch.Tensor:
         """The stand-in; takes its memory for a moment only, once the input has gone, and the first time only."""
@@ -110,17 +108,17 @@ class StandIn:
         if self.strides is not None:
             empty = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
             empty.untyped_storage().resize_(0)
-            if _never_read(empty, weight, geometry):
+            if self.strides == _unread_strides(empty, weight, geometry):
                 return empty
         if weight.dtype == self.dtype and weight.device == self.device:  # one of its elements: no memory of its own
             return weight.detach().as_strided(self.shape, (0,) * len(self.shape))
         return torch.empty((), dtype=self.dtype, device=self.device).expand(self.shape)
 
 
-def _never_read(empty: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> bool:
-    """Whether the backend takes this tensor as it is; a copy would read memory that is not there."""
-    backend = geometry.backend(empty, weight)
-    if not takes_its_own(backend, empty, geometry.groups):
-        return False
-    layout = torch._C._conv_determine_backend_memory_format(empty, weight, backend)
-    return empty.stride() == strides_of(empty.shape, layout)
+def _unread_strides(x: torch.Tensor, weight: torch.Tensor, geometry: Geometry) -> tuple[int, ...] | None:
+    """The strides in which the backend takes an input like x as it is, without a copy, which would read memory that is
+    not there; None where there are none."""
+    backend = geometry.backend(x, weight)
+    if not takes_its_own(backend, x, geometry.groups):
+        return None
+    return strides_of(x.shape, torch._C._conv_determine_backend_memory_format(x, weight, backend))

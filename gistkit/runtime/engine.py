@@ -26,8 +26,9 @@ from gistkit.runtime.announced import announced
 from gistkit.runtime.assign import Formats
 from gistkit.runtime.calls.interpose import Counter, interposed
 from gistkit.runtime.calls.sites import Sites
-from gistkit.runtime.forward.journey import Journey, Offloads
+from gistkit.runtime.forward.journey import Journey
 from gistkit.runtime.forward.state import ForwardState
+from gistkit.runtime.offload.offloader import Offloader
 from gistkit.runtime.program.budget_warnings import PendingBackwards, denser, remember, warn_of_excess
 from gistkit.runtime.program.match_plan import (
     Shapes,
@@ -78,7 +79,7 @@ class Engine:
         self._changes: dict[tuple, int] = {}
         self._verified: dict = {}
         self._packer = ExactPacker(lag=LAG, bounded=True, spill=Spill())
-        self._offloads = Offloads()
+        self._offloads: dict[torch.device, Offloader] = {}
         self._lock = threading.RLock()
         self._warned = False
         self._parameters: list[torch.nn.Parameter] = []

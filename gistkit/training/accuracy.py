@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,14 +38,8 @@ from gistkit.training.schemes import EXACT, IMMEDIATE, Scheme, carry_out, plan_o
 from gistkit.training.verdict import SchemeResult, results
 from gistkit.zoo import load
 
-
-class Figures(NamedTuple):
-    """What a step gives: its loss, and how many of its images were told right; both 0-d, on the device."""
-
-    loss: torch.Tensor
-    right: torch.Tensor
-
-
+Figures = tuple[torch.Tensor, torch.Tensor]
+"""What a step gives: its loss, and how many of its images were told right; both 0-d, on the device."""
 Step = Callable[[torch.Tensor, torch.Tensor], Figures]
 LAYOUTS = ("zvc", "csr")
 BOUNDS = {
@@ -215,7 +209,7 @@ class Accuracy:
         batches = self._train_images.epoch(settings.batch, seed, flip=settings.data != "digits")
         every = settings.density if run.scheme.kind == EXACT and run.seed == 0 else 0
         densities: list[Row] = []
-        losses, right = [], []
+        all_figures: list[Figures] = []
         for step, (x, targets) in enumerate(batches, epoch * self.steps // settings.epochs):
             for group in run.sgd.param_groups:
                 group["lr"] = settings.lr * share_of_rate(step, self.steps)
@@ -226,11 +220,10 @@ class Accuracy:
             else:
                 figures = run.step(x, targets)
             run.sgd.step()
-            losses.append(figures.loss)
-            right.append(figures.right)
+            all_figures.append(figures)
             run.on_step(step + 1)
-        loss = torch.stack(losses).mean().item()
-        trained = torch.stack(right).sum().item() / (len(right) * settings.batch)
+        losses, right = map(torch.stack, zip(*all_figures, strict=True))
+        loss, trained = losses.mean().item(), right.sum().item() / (len(right) * settings.batch)
         return {"loss": loss if math.isfinite(loss) else None, "train_accuracy": trained, "densities": densities}
 
     def _step(self, which: Scheme, model: torch.nn.Module) -> Step:
@@ -252,7 +245,7 @@ class Accuracy:
     def _backward(self, scores: Any, targets: torch.Tensor) -> Figures:
         loss = class_loss(scores, targets, self._classes)
         loss.backward()
-        return Figures(loss.detach(), (scores.detach().argmax(1) == targets).sum())
+        return loss.detach(), (scores.detach().argmax(1) == targets).sum()
 
     @torch.no_grad()
     def _accuracy(self, model: torch.nn.Module) -> float:

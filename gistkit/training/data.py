@@ -46,15 +46,17 @@ class ImageSet:
 
     def pixels(self, indices: Sequence[int]) -> torch.Tensor:
         """Images as uint8 (len(indices), 3, S, S). Raises DataError naming the first file that is no image."""
-        return torch.stack(_in_threads(self.read, indices))
+        return torch.stack(list(self._in_threads(indices)))
 
     def check(self, indices: Iterable[int]) -> None:
         """Decode these images once. Raises DataError naming the first file that is no image, or is cut short."""
+        for _ in self._in_threads(indices):
+            pass
 
-        def look(i: int) -> None:
-            self.read(i)
-
-        _in_threads(look, indices)
+    def _in_threads(self, indices: Iterable[int]) -> Iterator[torch.Tensor]:
+        # Pillow decodes and resizes outside Python's lock.
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            yield from pool.map(self.read, indices)
 
     def inputs(self, indices: Sequence[int]) -> torch.Tensor:
         """Images as a network takes them: float32 (N, 3, S, S) of about zero mean and unit deviation."""
@@ -164,12 +166,6 @@ def _images_below(folder: Path) -> list[Path]:
 
 def _kept(read: Callable[[int], torch.Tensor], image_size: int) -> Callable[[int], torch.Tensor]:
     return lru_cache(CACHE_BYTES // (3 * image_size**2))(read)
-
-
-def _in_threads(function: Callable[[int], Any], indices: Iterable[int]) -> list[Any]:
-    # Pillow decodes and resizes outside Python's lock.
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(function, indices))
 
 
 def _extra(module: str, extra: str) -> Any:

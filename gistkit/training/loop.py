@@ -40,15 +40,14 @@ OnStep = Callable[[str, int], None]
 class Comparison:
     """The images looked at, the network built, the format checked: all that can be wrong with the settings shows here.
 
-    ``compress(model, lossy=...)`` stands for :func:`gistkit.compress`. Raises ValueError and TypeError for a bad model
-    or format, DataError for bad images among those that the trainings draw, and for fewer images than a batch. With a
-    budget or a policy what :func:`gistkit.plan` raises; ``plan`` is what it gave.
+    Raises ValueError and TypeError for a bad model or format, DataError for bad images among those that the trainings
+    draw, and for fewer images than a batch. With a budget or a policy what :func:`gistkit.plan` raises; ``plan`` is
+    what it gave.
     """
 
-    def __init__(self, settings: TrainSettings, compress: Callable[..., torch.nn.Module] = compress) -> None:
+    def __init__(self, settings: TrainSettings) -> None:
         self._settings = settings
-        self._compress = compress
-        self._compress(torch.nn.Identity(), lossy=settings.lossy)
+        compress(torch.nn.Identity(), lossy=settings.lossy)
         self._images, self._test_images = open_images(settings.data, settings.image_size)
         torch.manual_seed(settings.seed)
         self._model = load(settings.model, num_classes=len(self._images.classes), image_size=settings.image_size)
@@ -83,11 +82,11 @@ class Comparison:
         settings, plan = self._settings, None if name == "plain" else self.plan
         model = copy.deepcopy(self._model).to(settings.device)
         if plan is not None:
-            model = self._compress(model, plan)
+            model = compress(model, plan)
         elif name != "plain":
-            model = self._compress(model, lossy=None if name == "lossless" else name)
+            model = compress(model, lossy=None if name == "lossless" else name)
         try:
-            return _run(name, model, self._images, self._test_images, settings, on_step, plan)
+            return self._run(name, model, on_step, plan)
         except Exception as error:
             if name == "plain" and self.plan is not None and does_not_fit(error):
                 return None
@@ -98,6 +97,42 @@ class Comparison:
                 f"plain PyTorch cannot train {settings.model} on {settings.batch} images of {size}x{size} "
                 f"({type(error).__name__}: {error}); mend it, or take another image_size"
             ) from error
+
+    def _run(self, name: str, model: torch.nn.Module, on_step: OnStep, plan: Plan | None) -> RunResult:
+        settings, images, test_images = self._settings, self._images, self._test_images
+        gc.collect()
+        torch.manual_seed(settings.seed)
+        model.train()
+        sgd = {"lr": settings.lr, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
+        optimizer = torch.optim.SGD(model.parameters(), **sgd)
+        rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
+        losses, times, backward_times = [], [], []
+        parts = 1 if plan is None else plan.sub_batches
+        memory: dict[str, Any] = {}
+        on_step(name, 0)
+        for number, batch in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
+            x, targets = (tensor.to(settings.device) for tensor in batch)
+            # Gradients keep their storage from step to step, so that the measured step makes none that stay.
+            optimizer.zero_grad(set_to_none=False)
+            begin = _now(settings.device)
+            if number == settings.steps - 1:
+                loss, memory = _measured(model, x, targets, len(images.classes), parts)
+            elif parts > 1:
+                loss = runtime.step(model, F.cross_entropy, x, targets)
+            else:
+                loss = class_loss(model(x), targets, len(images.classes))
+                loss.backward()
+            if plan is not None:
+                backward_times.append(_now(settings.device) - begin)
+            optimizer.step()
+            rates.step()
+            times.append(_now(settings.device) - begin)
+            losses.append(loss.item())
+            on_step(name, number + 1)
+        accuracy = None if test_images is None else _accuracy(model, test_images, settings)
+        backward_s = statistics.median(backward_times[1:-1]) if backward_times else None
+        seconds = {"step_s": statistics.median(times[1:-1]), "backward_s": backward_s}
+        return RunResult(name, **memory, **seconds, losses=tuple(losses), accuracy=accuracy)
 
 
 def _planned(model: torch.nn.Module, images: ImageSet, settings: TrainSettings) -> Plan:
@@ -123,50 +158,6 @@ def _drawn(count: int, settings: TrainSettings) -> set[int]:
 def share_of_rate(step: int, steps: int) -> float:
     """The learning rate of a step, of the highest: a rise over the first tenth of the steps, and a cosine to 0."""
     return min((step + 1) / max(1, WARM_UP * steps), (1 + math.cos(math.pi * step / steps)) / 2)
-
-
-def _run(
-    name: str,
-    model: torch.nn.Module,
-    images: ImageSet,
-    test_images: ImageSet | None,
-    settings: TrainSettings,
-    on_step: OnStep,
-    plan: Plan | None = None,
-) -> RunResult:
-    gc.collect()
-    torch.manual_seed(settings.seed)
-    model.train()
-    sgd = {"lr": settings.lr, "momentum": settings.momentum, "nesterov": settings.momentum > 0}
-    optimizer = torch.optim.SGD(model.parameters(), **sgd)
-    rates = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share_of_rate(step, settings.steps))
-    losses, times, backward_times = [], [], []
-    parts = 1 if plan is None else plan.sub_batches
-    memory: dict[str, Any] = {}
-    on_step(name, 0)
-    for number, batch in enumerate(batches(images, settings.batch, settings.steps, settings.seed)):
-        x, targets = (tensor.to(settings.device) for tensor in batch)
-        # Gradients keep their storage from step to step, so that the measured step makes none that stay.
-        optimizer.zero_grad(set_to_none=False)
-        begin = _now(settings.device)
-        if number == settings.steps - 1:
-            loss, memory = _measured(model, x, targets, len(images.classes), parts)
-        elif parts > 1:
-            loss = runtime.step(model, F.cross_entropy, x, targets)
-        else:
-            loss = class_loss(model(x), targets, len(images.classes))
-            loss.backward()
-        if plan is not None:
-            backward_times.append(_now(settings.device) - begin)
-        optimizer.step()
-        rates.step()
-        times.append(_now(settings.device) - begin)
-        losses.append(loss.item())
-        on_step(name, number + 1)
-    accuracy = None if test_images is None else _accuracy(model, test_images, settings)
-    backward_s = statistics.median(backward_times[1:-1]) if backward_times else None
-    seconds = {"step_s": statistics.median(times[1:-1]), "backward_s": backward_s}
-    return RunResult(name, **memory, **seconds, losses=tuple(losses), accuracy=accuracy)
 
 
 def class_loss(scores: Any, targets: torch.Tensor, classes: int) -> torch.Tensor:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gistkit.codecs import CODECS, Codec
 from gistkit.errors import PlanError
@@ -133,12 +133,9 @@ def _round_gradient(codec: Codec) -> Callable:
         return codec.decode(codec.encode(grad * rows)) / rows
 
     def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
-        def watch(x: torch.Tensor) -> torch.Tensor:
+        for x in tree_leaves(output):
             # also where the next module writes in place: the hook stays with what was there before
-            if x.requires_grad:
+            if isinstance(x, torch.Tensor) and x.requires_grad:
                 x.register_hook(rounded)
-            return x
-
-        tree_map_only(torch.Tensor, watch, output)
 
     return hook

@@ -1,14 +1,12 @@
 """The command as a user meets it: exit status, the files it writes, one line for wrong input."""
 
 import json
-from functools import partial
 from importlib.metadata import entry_points
 
 from PIL import Image
 
 from gistkit import cli
-from gistkit.commands import train
-from gistkit.training import Comparison
+from gistkit.training import loop
 from tests.training.test_train import nudge
 
 TINY = ["train", "tests.training.test_train:tiny", "--steps", "3", "--batch", "4"]
@@ -33,7 +31,7 @@ def test_the_main_job(tmp_path, capsys, monkeypatch):
 
 
 def test_a_differing_bit_fails(capsys, monkeypatch):
-    monkeypatch.setattr(train, "Comparison", partial(Comparison, compress=nudge))
+    monkeypatch.setattr(loop, "compress", nudge)
     assert cli.main([*TINY, "--lossy", "none"]) == 1
     shown = capsys.readouterr()
     assert "the lossless loss differs from the plain one" in shown.err and "in step 3;" in shown.err

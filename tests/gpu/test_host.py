@@ -48,7 +48,7 @@ def test_a_step_whose_activations_all_go_to_the_host_waits_for_nothing(policy, a
     expected = steps(copy.deepcopy(model), x, y, torch.cuda.current_stream())
     twin = gistkit.compress(model, plan)
     gistkit.step(twin, F.cross_entropy, x, y)
-    (offloader,) = compressed_forward(twin).engine._offloads._found.values()
+    (offloader,) = compressed_forward(twin).engine._offloads.values()
     backend = offloader.backend
     stream = torch.cuda.current_stream() if asleep == "compute" else backend.torch_stream(getattr(backend, asleep))
     found = steps(twin, x, y, stream)
@@ -82,7 +82,7 @@ def test_nothing_is_left_behind():
     assert any(d.on_host for d in plan.decisions), plan
     twin = gistkit.compress(model, plan)
     gistkit.step(twin, F.cross_entropy, x, y)
-    offloaders = list(compressed_forward(twin).engine._offloads._found.values())
+    offloaders = list(compressed_forward(twin).engine._offloads.values())
     assert len(offloaders) == 1, gistkit.report(twin)
     (offloader,) = offloaders
     del offloaders
@@ -100,7 +100,7 @@ def test_steady_steps_take_no_memory_from_cuda_or_the_host():
     plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, policy="cdma", density=0.5)
     gistkit.compress(model, plan)
     gistkit.step(model, F.cross_entropy, x, y)
-    (offloader,) = compressed_forward(model).engine._offloads._found.values()
+    (offloader,) = compressed_forward(model).engine._offloads.values()
     for stream in (offloader.backend.d2h, offloader.backend.h2d):
         steps(model, x, y, offloader.backend.torch_stream(stream))
     taken = torch.cuda.memory_stats()["num_device_alloc"], len(offloader.arena.chunks)

@@ -9,7 +9,7 @@ from gistkit.kernels.layout import FORMS, flat
 from gistkit.kernels.reference import rebuild as reference
 from gistkit.kernels.signed_zero import relu_keeps_negative_zero
 from gistkit.nn import norm as bn
-from gistkit.nn.norm import Factors, plane_of
+from gistkit.nn.norm import by_kernel, kernel_factors, plane_of
 from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from tests.gpu.waiting import no_synchronisation
 from tests.support.rebuild_cases import SIZES, factors, operands
@@ -42,8 +42,8 @@ def image(channels: int, size: int, dtype: torch.dtype, channels_last: bool, see
     return x.contiguous(memory_format=torch.channels_last) if channels_last else x
 
 
-def _factors(channels: int) -> Factors:
-    return Factors("scaled", *(v.cuda() for v in factors(channels, 3)))
+def _factors(channels: int) -> list[torch.Tensor]:
+    return kernel_factors(*(v.cuda() for v in factors(channels, 3)))
 
 
 @dtypes
@@ -52,12 +52,12 @@ def _factors(channels: int) -> Factors:
 def test_one_pass_has_the_bits_of_pytorchs_kernels(dtype, channels_last, channels, size):
     x, other = (image(channels, size, dtype, channels_last, seed) for seed in (1, 2))
     there = _factors(channels)
-    mean, invstd, weight, bias = there.norm
+    mean, invstd, weight, bias = there
     want = torch.ops.aten.batch_norm_elemt(x, weight, bias, mean, invstd, 0.0)
-    assert same_bits(there(x), want)
+    assert same_bits(by_kernel("scaled", x, *there), want)
     y = torch.empty_like(x)
     args = (flat(other), [], "", True, flat(y))
-    ops.bn_rebuild(flat(x), there.norm, "scaled", plane_of(x.shape, x.stride()), *args)
+    ops.bn_rebuild(flat(x), there, "scaled", plane_of(x.shape, x.stride()), *args)
     assert same_bits(y, torch.relu(want + other))
 
 
@@ -78,10 +78,10 @@ def test_the_host_never_waits():
     x = image(64, 14, torch.float32, False, 1)
     there = _factors(64)
     relu_keeps_negative_zero(x)
-    there(x)
+    by_kernel("scaled", x, *there)
     with no_synchronisation():
-        there(x)
-        ops.bn_rebuild(flat(x), there.norm, "scaled", 196, flat(x), [], "", True, torch.empty_like(flat(x)))
+        by_kernel("scaled", x, *there)
+        ops.bn_rebuild(flat(x), there, "scaled", 196, flat(x), [], "", True, torch.empty_like(flat(x)))
 
 
 def test_more_than_two_to_the_31_elements():

@@ -6,7 +6,7 @@ import torch
 from gistkit.kernels import ops
 from gistkit.kernels.launch import direct
 from gistkit.kernels.layout import flat
-from gistkit.nn.norm import Factors
+from gistkit.nn.norm import kernel_factors
 from gistkit.runtime.stash.verify import same_bits
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,18 +48,18 @@ def test_rebuilds(dtype, shape, other_form):
     rebuilds = direct.Rebuilds(plane, "split", other_form)
     for shift in (0, 0, 1, 0):
         x, other = drawn(shape, dtype, shift=shift), drawn(shape, dtype)
-        factors = [Factors(f, *torch.rand(4, channels, device="cuda")) for f in ("split", "fused")]
+        factors = [kernel_factors(*torch.rand(4, channels, device="cuda")) for _ in ("split", "fused")]
         there = other if other_form else None
-        vectors = factors[1].norm if other_form == "fused" else []
+        vectors = factors[1] if other_form == "fused" else []
         want = torch.empty_like(x)
         form = "fused" if vectors else ""
         ops.bn_rebuild(
-            flat(x), factors[0].norm, "split", plane, None if there is None else flat(there), vectors, form, True,
+            flat(x), factors[0], "split", plane, None if there is None else flat(there), vectors, form, True,
             flat(want),
         )  # fmt: skip
-        assert same_bits(rebuilds(x, factors[0].norm, there, vectors, torch.empty_like(x)), want)
+        assert same_bits(rebuilds(x, factors[0], there, vectors, torch.empty_like(x)), want)
         if there is not None:
-            assert same_bits(rebuilds(x, factors[0].norm, there, vectors, there), want)
+            assert same_bits(rebuilds(x, factors[0], there, vectors, there), want)
 
 
 def test_on_another_stream_and_under_a_dispatch_mode():

@@ -8,7 +8,6 @@ import gistkit
 from gistkit.kernels import ops
 from gistkit.kernels.layout import FORMS
 from gistkit.nn import norm
-from gistkit.nn.norm import Factors
 from gistkit.runtime.rebuild import arithmetic
 from tests.support.graphs import Residual
 from tests.support.nn_cases import same_bits
@@ -19,7 +18,7 @@ def test_a_form_is_the_arithmetic_that_it_says(form, given):
     x, weight, bias = torch.randn(4, 6, 5, 7), torch.randn(6), torch.randn(6)
     weight, bias = weight if given in ("both", "weight") else None, bias if given in ("both", "bias") else None
     mean, invstd = torch.randn(6), torch.rand(6)
-    y = Factors(form, mean, invstd, weight, bias)(x)
+    y = norm.by_kernel(form, x, mean, invstd, weight, bias)
     if form == "fused":
         assert same_bits(y, norm._fused(x, mean, invstd, weight, bias))
     # five roundings of numbers below 2**6

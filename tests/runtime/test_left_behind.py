@@ -50,7 +50,7 @@ def test_steps_leave_no_memory_thread_or_file():
     model, step = under_vdnn()
     for _ in range(2):
         step()
-    (offloader,) = compressed_forward(model).engine._offloads._found.values()
+    (offloader,) = compressed_forward(model).engine._offloads.values()
     chunks = [weakref.ref(chunk.memory.untyped_storage()) for chunk in offloader.arena.chunks]
     assert chunks and offloader.arena.used_bytes == 0
     gistkit.restore(model)

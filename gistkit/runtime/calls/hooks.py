@@ -19,7 +19,7 @@ from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import KEEP_DENSE
 from gistkit.runtime.stash.stash import DENSE_VALUES, Shape
 
-_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
+top_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _push = torch._C._autograd._push_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _pop = torch._C._autograd._pop_saved_tensors_default_hooks  # type: ignore[attr-defined]
 
@@ -72,7 +72,7 @@ class without_hooks:
     __slots__ = ("_hooks",)
 
     def __init__(self, state: ForwardState) -> None:
-        self._hooks = _top(False) if state.hooked else None
+        self._hooks = top_hooks(False) if state.hooked else None
 
     def __enter__(self) -> None:
         if self._hooks is not None:

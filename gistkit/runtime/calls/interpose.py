@@ -18,12 +18,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import COVERED, bind, hooks_are_active, is_counted, is_metadata
-from gistkit.runtime.calls.hooks import catches, caught, pack
+from gistkit.runtime.calls.hooks import catches, caught, pack, top_hooks
 from gistkit.runtime.calls.run import next_call, run
 from gistkit.runtime.forward.state import ForwardState
 
 _F = torch.nn.functional
-_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _POOLS = ("avg_pool{}d", "adaptive_avg_pool{}d", "max_pool{}d_with_indices", "max_pool{}d")
 # Their backward asks the saved input for its shape only.
 UNREAD = frozenset(getattr(_F, name.format(d)) for name in _POOLS for d in (1, 2, 3))
@@ -86,7 +85,7 @@ class Interposer(TorchFunctionMode):
         """Whether covered calls count: gradients are on and nobody else's saved-tensor hooks are on top."""
         if not torch.is_grad_enabled():
             return False
-        top = _top(False)
+        top = top_hooks(False)
         if top is None:
             return True
         hook, state = top[0], self.state
@@ -99,7 +98,7 @@ class Interposer(TorchFunctionMode):
         state = self.state
         state.unread = func in UNREAD
         try:
-            if not catches(state) or state.hooked or not torch.is_grad_enabled() or _top(False) is not None:
+            if not catches(state) or state.hooked or not torch.is_grad_enabled() or top_hooks(False) is not None:
                 return func(*args, **kwargs)
             with caught(state):
                 return func(*args, **kwargs)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from gistkit.capture import bind
+from gistkit.runtime.calls.hooks import top_hooks
 from gistkit.runtime.calls.interpose import Interposer
 from gistkit.runtime.calls.kinds import runs
 from gistkit.runtime.calls.run import hold_output, run
@@ -25,7 +26,6 @@ from gistkit.runtime.calls.weighted import NativeBatchNorm
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 
-_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _gradients = torch.is_grad_enabled
 _transforms = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
@@ -98,9 +98,6 @@ class Site:
         self._program, self._calls = program, tuple(calls)
         self.expected = len(self._calls)
 
-    def __deepcopy__(self, memo: dict) -> Any:
-        return _own_forward(memo[id(self.module)])
-
     def __reduce__(self) -> tuple:
         return _own_forward, (self.module,)
 
@@ -123,7 +120,7 @@ class Leaf(Site):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, at, module = running.state, self.at, self.module
         if (
-            state is None or kwargs or not args or args[1:] or not _gradients() or _top(False) is not None
+            state is None or kwargs or not args or args[1:] or not _gradients() or top_hooks(False) is not None
             or _transforms() or forward_ad._current_level >= 0
         ):  # fmt: skip
             return self.plain(module, *args, **kwargs)
@@ -164,7 +161,7 @@ class KnownLeaf(Leaf):
         state, module = running.state, self.module
         if (
             _is_compiling() or state is None or state.deferred is not None or kwargs or len(args) != 1 or not _modes()
-            or type(args[0]) is not torch.Tensor or not _gradients() or _top(False) is not None or _transforms()
+            or type(args[0]) is not torch.Tensor or not _gradients() or top_hooks(False) is not None or _transforms()
             or forward_ad._current_level >= 0
         ):  # fmt: skip
             return self.plain(module, *args, **kwargs)

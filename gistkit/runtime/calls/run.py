@@ -61,46 +61,36 @@ def run(
     """The covered call of that number under a program, or under none, with its operands in order; ``plain()`` runs it
     by PyTorch, its saved tensors caught as planned."""
     journey = state.journey
-    if journey is None:
-        return _run(state, program, index, op, values, plain)
-    journey.reached(index)
-    y = _run(state, program, index, op, values, plain)
-    journey.ran(index, y)
-    return y
-
-
-def _run(
-    state: ForwardState, program: Program | None, index: int, op: str, values: tuple, plain: Callable[[], Any]
-) -> Any:
+    if journey is not None:
+        journey.reached(index)
     if state.deferred is not None and op != "max_pool2d":
         state.store_deferred()
-    if op == "add":
-        return _saving(state, program, index, plain)
-    call = None if program is None else program.calls[index]
-    if call is None or not call.fits(*values):
+    call = None if program is None or op == "add" else program.calls[index]
+    if op != "add" and (call is None or not call.fits(*values)):
         call = _specialised(state, program, index, op, values)
-    if type(call) is ByPyTorch:
+    if call is None or type(call) is ByPyTorch:
         state.store_deferred()
         state.unread = op == "max_pool2d"  # its backward asks for the input's shape, as those in UNREAD do
-        return _saving(state, program, index, plain)
-    if _may_save(program, index, op, values):
-        y = _saving(state, program, index, partial(call, state, *values))
-    elif not state.hooked:
-        y = call(state, *values)
+        y = _saving(state, program, index, plain)
     else:
-        with without_hooks(state):
+        if _may_save(program, index, op, values):
+            y = _saving(state, program, index, partial(call, state, *values))
+        elif not state.hooked:
             y = call(state, *values)
-    if program is not None and index in program.held_outputs:
-        hold_output(state, program.steps[index], y)
+        else:
+            with without_hooks(state):
+                y = call(state, *values)
+        if program is not None and index in program.held_outputs:
+            hold_output(state, program.steps[index], y)
+    if journey is not None:
+        journey.ran(index, y)
     return y
 
 
 def _specialised(state: ForwardState, program: Program | None, index: int, op: str, values: tuple) -> Any:
     form, specialise = SPECIALISE[op]
-    step = None if program is None else program.steps[index]
+    step = Step(-1, op, CallChoice(-1, op), None, None) if program is None else program.steps[index]
     taken = runs(values)
-    if step is None:
-        step = Step(-1, op, CallChoice(-1, op), None, None)
     call = specialise(state, step, form(*values)) if taken else None
     if call is None:
         call = ByPyTorch(values[0] if taken else None)

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 
 from gistkit.nn.eligible import transformed
-from gistkit.runtime.calls.hooks import caught, hold_saved, pack_known
+from gistkit.runtime.calls.hooks import caught, hold_saved, pack_known, top_hooks
 from gistkit.runtime.calls.interpose import Interposer, interposed
 from gistkit.runtime.calls.leaves import LEAVES, LIBRARY, OVERRIDING, KnownLeaf, Leaf, Site, library, running
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
 
-_top = torch._C._autograd._top_saved_tensors_default_hooks  # type: ignore[attr-defined]
 _gradients = torch.is_grad_enabled
 
 
@@ -40,7 +39,7 @@ class Area(Site):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = running.state, self.module
-        if state is None or not _gradients() or _top(False) is not None or transformed():
+        if state is None or not _gradients() or top_hooks(False) is not None or transformed():
             return self.plain(module, *args, **kwargs)
         if self.at < len(self._calls):
             state.calls = self._calls[self.at]
@@ -63,7 +62,7 @@ class Reading(Site):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = running.state, self.module
-        if state is None or not _gradients() or _top(False) is not None or transformed():
+        if state is None or not _gradients() or top_hooks(False) is not None or transformed():
             return self.plain(module, *args, **kwargs)
         if state.deferred is not None:
             state.store_deferred()

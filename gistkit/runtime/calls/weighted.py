@@ -51,14 +51,7 @@ def specialised_linear(state: ForwardState, step: Step, b: Linear) -> Specialise
     return (NativeLinear if native else SplitLinear)(state, step, b)
 
 
-class _Conv2d(SpecialisedCall):
-    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
-        weight, bias = module._parameters["weight"], module._parameters["bias"]
-        values = x, weight, bias, module.stride, module.padding, module.dilation, module.groups
-        return self(state, *values) if type(weight) is Parameter and self.fits(*values) else None
-
-
-class NativeConv2d(_Conv2d):
+class NativeConv2d(SpecialisedCall):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
@@ -86,7 +79,7 @@ class NativeConv2d(_Conv2d):
         return y
 
 
-class SplitConv2d(_Conv2d):
+class SplitConv2d(SpecialisedCall):
     """Gistkit's convolution, prepared for operands of one kind under one setting of autocast and the libraries."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
@@ -107,6 +100,11 @@ class SplitConv2d(_Conv2d):
             and autocast_dtype(x) is self._lowered
             and settings() == self._settings
         )
+
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        values = x, weight, bias, module.stride, module.padding, module.dilation, module.groups
+        return self(state, *values) if type(weight) is Parameter and self.fits(*values) else None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         if self._call is None:

@@ -19,33 +19,23 @@ NO_BOUND = 2**62
 """Sources and arrivals in flight are bounded by the plan's points of release and prefetch."""
 
 
-class Offloads:
-    """The offloaders of one engine, one a device, made when something is first sent from there."""
-
-    def __init__(self) -> None:
-        self._found: dict[torch.device, Offloader] = {}
-
-    def of(self, device: torch.device, times: Timetable) -> Offloader:
-        """The device's. Raises HostMemoryError where the host has not the memory that the plan needs."""
-        found = self._found.get(device)
-        if found is None:
-            sizes = times.arena_bytes, NO_BOUND, NO_BOUND, times.lane_bytes
-            found = self._found[device] = Offloader(backend_for(device), *sizes)
-        return found
-
-
 class Journey:
-    """One forward's parcels by storage. It holds none of them: they live as long as what backward nodes keep."""
+    """One forward's parcels by storage. It holds none of them: they live as long as what backward nodes keep.
+    ``offloads``: the offloaders of one engine, one a device, made when something is first sent from there."""
 
-    def __init__(self, times: Timetable, offloads: Offloads) -> None:
+    def __init__(self, times: Timetable, offloads: dict[torch.device, Offloader]) -> None:
         self._times, self._offloads = times, offloads
         self._sent: defaultdict[int, list[weakref.ref]] = defaultdict(list)
         self._leaving: list[tuple[int, weakref.ref]] = []
         self._ended = -1
 
     def put(self, storage: int, what: torch.Tensor | Encoded, device: torch.device) -> Parcel:
-        """Send what is of that storage; it leaves and comes back when the plan says so. Raises HostMemoryError."""
-        sent = self._offloads.of(device, self._times).put(what)
+        """Send what is of that storage; it leaves and comes back when the plan says so. Raises HostMemoryError where
+        the host has not the memory that the plan needs."""
+        if device not in self._offloads:
+            sizes = self._times.arena_bytes, NO_BOUND, NO_BOUND, self._times.lane_bytes
+            self._offloads[device] = Offloader(backend_for(device), *sizes)
+        sent = self._offloads[device].put(what)
         ref = weakref.ref(sent)
         self._sent[storage].append(ref)
         call = self._times.leaves.get(storage, NO_BOUND)

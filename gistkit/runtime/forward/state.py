@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture import is_weight
 from gistkit.codecs import CODECS, Encoded, Sparse
-from gistkit.errors import HostMemoryError, PlanMismatchError
+from gistkit.errors import HostMemoryError, PlanError, PlanMismatchError
 from gistkit.ir import FORMS, RERUN, STAY, Decision
 from gistkit.kernels import capturing
 from gistkit.nn.eligible import KERNEL_DTYPES
@@ -21,7 +21,7 @@ from gistkit.runtime.forward.deferred_mask import DeferredMask
 from gistkit.runtime.forward.journey import Journey
 from gistkit.runtime.offload.host import AwayOnHost, HostBody
 from gistkit.runtime.program.joint_gradients import JOINT_BYTES, JOINT_SHARE
-from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, ad_hoc, cannot_keep
+from gistkit.runtime.program.program import KEEP_DENSE, WITHOUT_VALUES, Program, Settings, ad_hoc
 from gistkit.runtime.rebuild.terms import NormSource
 from gistkit.runtime.recompute.tape import Tape
 from gistkit.runtime.sparse_sizes.exact import ExactPacker, Forecasts
@@ -277,7 +277,12 @@ class ForwardState:
         where = " on the host" if decision.on_host else ""
         self.notes[decision.storage] = f"not {decision.codec}{where} as planned: {why}"
         if self.bound:
-            raise cannot_keep(decision, self.program, why)
+            op, module, shape = self.program.origin(decision.storage) if self.program else ("", "", ())
+            raise PlanError(
+                f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
+                f"{shape}) was to be {decision.codec!r}{where}, and {why}; take another policy or class of moves, or "
+                "no budget"
+            )
 
     def kept_by(self, storage: int, node: Any) -> Stash | Kept | None:
         """The hold on a planned storage's values, if ``node`` is what made them."""
@@ -303,12 +308,8 @@ class ForwardState:
             self.tape.close()
 
     def clear(self) -> None:
-        self.table.clear()
-        self.norms.clear()
-        self.nodes.clear()
-        self.aliases.clear()
-        self.own.clear()
-        self.dense.clear()
+        for known in (self.table, self.norms, self.nodes, self.aliases, self.own, self.dense):
+            known.clear()
         self.deferred = None
         if self.tape is not None:
             self.tape.clear()

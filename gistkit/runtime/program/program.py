@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from gistkit.codecs import dtype_of
-from gistkit.errors import PlanError
 from gistkit.formats import AUTO, MAX_ERROR
 from gistkit.ir import (
     FORMS,
@@ -167,11 +166,8 @@ class Program:
     @cached_property
     def catching(self) -> frozenset[int]:
         """The uncovered calls, by their number in the graph, that save something to be caught."""
-
-        def is_caught(save: Save | Passing) -> bool:
-            return not getattr(save, "read", True) or self._is_caught(self.decisions.get(save.storage))
-
-        return frozenset(c.index for c in self.graph.calls if any(map(is_caught, _in_order(c))))
+        saves = ((c.index, s) for c in self.graph.calls for s in _in_order(c))
+        return frozenset(i for i, s in saves if not getattr(s, "read", True) or self.catches(s.storage))
 
     @cached_property
     def caught_within(self) -> frozenset[int]:
@@ -297,13 +293,3 @@ def _stashes(recipe: tuple) -> set[int]:
     if recipe[:1] == ("stash",):
         return {recipe[1]}
     return set().union(*(_stashes(r) for r in recipe[1:] if isinstance(r, tuple)))
-
-
-def cannot_keep(decision: Decision, program: Program | None, why: str) -> PlanError:
-    """The error of a storage under a budget whose decision is not carried out."""
-    op, module, shape = program.origin(decision.storage) if program else ("", "", ())
-    return PlanError(
-        f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
-        f"{shape}) was to be {decision.codec!r}{' on the host' if decision.on_host else ''}, and {why}; take another "
-        "policy or class of moves, or no budget"
-    )

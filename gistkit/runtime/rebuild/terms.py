@@ -16,7 +16,7 @@ import torch
 from gistkit.ir import part_bytes
 from gistkit.kernels.launch import direct
 from gistkit.nn.keep import Kept, unchanged
-from gistkit.nn.norm import KERNEL_CANDIDATES, Factors, Rebuild, plane_of, result_like, widens
+from gistkit.nn.norm import KERNEL_CANDIDATES, Rebuild, kernel_factors, plane_of, result_like, widens
 from gistkit.runtime.rebuild.arithmetic import Kind, arithmetics
 from gistkit.runtime.stash.stash import RebuiltBody, Stash
 from gistkit.runtime.stash.verify import blocks, digest, same_bits
@@ -64,11 +64,11 @@ class NormSource:
             unchanged(bias, self._version)
         return [node._saved_result1, node._saved_result2, node._saved_weight, bias]
 
-    def factors(self, form: str) -> list[torch.Tensor]:
+    def factors(self) -> list[torch.Tensor]:
         """The same for gistkit's kernel."""
         mean, _, weight, bias = vectors = self.vectors()
         if weight is None or bias is None or mean.dtype is not torch.float32:
-            return Factors(form, *vectors).norm
+            return kernel_factors(*vectors)
         return vectors
 
     def dense(self, arithmetic: Rebuild) -> torch.Tensor:
@@ -172,15 +172,15 @@ class Recipe:
         if (x.dtype, x.shape, x.stride()) != like:
             return None
         if not launch.other_form:
-            return launch(x, norm.factors(launch.form), None, [], torch.empty_like(x))
+            return launch(x, norm.factors(), None, [], torch.empty_like(x))
         other, fresh, factors = leaves[1 - self._norm_at], False, []
         if type(other) is NormSource:  # its input is not free: who else reads it is unknown here
-            values, factors = other.input(), other.factors(launch.other_form)
+            values, factors = other.input(), other.factors()
         else:
             values, fresh = _values_of(other)
         if (values.dtype, values.shape, values.stride()) != like:
             return None
-        return launch(x, norm.factors(launch.form), values, factors, values if fresh else torch.empty_like(x))
+        return launch(x, norm.factors(), values, factors, values if fresh else torch.empty_like(x))
 
     def fused(self, y: torch.Tensor) -> Recipe | None:
         """The same, which has been bound, by one launch; None unless it is a batch norm in an arithmetic of gistkit's

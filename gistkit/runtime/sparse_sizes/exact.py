@@ -16,7 +16,6 @@ import threading
 import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -49,10 +48,7 @@ class Forecasts(NamedTuple):
 
     def of(self, storage: int) -> Forecast:
         """The forecast of a planned storage."""
-        return Forecast(self.shares.get(storage), partial(self._heard, storage))
-
-    def _heard(self, storage: int, share: float) -> None:
-        self.learn({storage: share})
+        return Forecast(self.shares.get(storage), lambda share: self.learn({storage: share}))
 
 
 PLANNED = "as planned"

@@ -40,7 +40,9 @@ class Replayed:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._kind: Any = None
         self._modules: tuple = ()
-        self._done, self.graph_bytes = 0, 0
+        self._done = 0
+        self.graph_bytes = 0
+        """Bytes of the graph's pool; 0 before the capture."""
         self.bare = False
         """Whether the work is to do without what waits for the device: just before the capture and in it."""
 
@@ -186,7 +188,7 @@ class Replayed:
             torch._foreach_add_(sums, added)
 
 
-class GraphedStep:
+class GraphedStep(Replayed):
     """:func:`gistkit.step` whose calls, behind the first ``warm_up``, are replays of one CUDA graph.
 
     Example::
@@ -243,18 +245,13 @@ class GraphedStep:
 
         def work(inputs: Any, targets: Any) -> torch.Tensor:
             words = {"sub_batches": sub_batches, "reduction": reduction, "per_sub_batch_norm": per_sub_batch_norm}
-            return step(model, loss_fn, inputs, targets, verify=verify and not self._replayed.bare, **words)
+            return step(model, loss_fn, inputs, targets, verify=verify and not self.bare, **words)
 
-        self._replayed = Replayed(model, work, warm_up)
+        super().__init__(model, work, warm_up)
 
     def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Forward and backward; the batch's loss, detached."""
-        return self._replayed(inputs, targets)
-
-    @property
-    def graph_bytes(self) -> int:
-        """Bytes of the graph's pool; 0 before the capture."""
-        return self._replayed.graph_bytes
+        return super().__call__(inputs, targets)
 
 
 def device_of(leaves: list[Any]) -> torch.device | None:

@@ -37,23 +37,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.linalg import vector_norm
 
 from gistkit.capture import joined, no_autocast_cache, tensors_in, untouched_random_states
 from gistkit.runtime.live import LiveBytes
 from gistkit.runtime.step.row_independence import REMEDIES, ConstantDraws, isolated
-from gistkit.runtime.step.seen_loss import SeenLoss, adds_up
+from gistkit.runtime.step.seen_loss import OVER_CLASSES, OVER_ELEMENTS, SeenLoss, adds_up
 
 Share = Callable[[Any, Any, float], Any]
 """(results of a part, its targets, its fraction of the rows) -> what the part contributes to the batch's loss."""
-OVER_CLASSES = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
-OVER_ELEMENTS = {
-    nn.BCELoss: F.binary_cross_entropy, nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
-    nn.HingeEmbeddingLoss: F.hinge_embedding_loss, nn.HuberLoss: F.huber_loss, nn.KLDivLoss: F.kl_div,
-    nn.L1Loss: F.l1_loss, nn.MSELoss: F.mse_loss, nn.PoissonNLLLoss: F.poisson_nll_loss,
-    nn.SmoothL1Loss: F.smooth_l1_loss, nn.SoftMarginLoss: F.soft_margin_loss,
-}  # fmt: skip
 FUNCTIONS = {**OVER_CLASSES, **OVER_ELEMENTS}
 WEIGHTS = ("weight", "pos_weight")
 WEIGHTED = (*OVER_CLASSES.values(), F.binary_cross_entropy, F.binary_cross_entropy_with_logits)
@@ -152,7 +144,7 @@ def _over_elements(
 
 KINDS = 64
 """Of so many kinds of steps of a loss function it is known that they add up, before all are forgotten."""
-_compared: WeakKeyDictionary[Any, set[tuple]] = WeakKeyDictionary()
+_compared: WeakKeyDictionary[Any, set[tuple | None]] = WeakKeyDictionary()
 
 
 class ComparedLoss:
@@ -171,7 +163,7 @@ class ComparedLoss:
                 self._device = next(tensors_in(out)).device
                 self._like = _replaced(out, lambda t: torch.empty_like(t, device="meta", requires_grad=False))
         if self._verify:
-            with SeenLoss(OVER_CLASSES.values(), OVER_ELEMENTS.values(), (out, targets)) as seen:
+            with SeenLoss((out, targets)) as seen:
                 loss = self._loss_fn(out, targets)
             seen.returned(loss)
             self._seen.append(seen)
@@ -184,15 +176,12 @@ class ComparedLoss:
         ``room_bytes()`` (None: any) are too few. Calls the function, or a copy of a module, unless it is known to hand
         its arguments on to a loss of torch.nn.functional. Synchronises once."""
         kind = self._kind()
-        if kind is None:
-            return self._compare(targets, room_bytes())
-        if kind not in _compared.get(self._loss_fn, ()):
+        known: set[tuple | None] = set() if kind is None else _compared.setdefault(self._loss_fn, set())
+        if kind not in known:
             self._compare(targets, room_bytes())
-            known = _compared.setdefault(self._loss_fn, set())
             if len(known) >= KINDS:
                 known.clear()
             known.add(kind)
-        return None
 
     def _kind(self) -> tuple | None:
         """What tells steps apart in which the parts of such a function add up alike; None where they may not."""

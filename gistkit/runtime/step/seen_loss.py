@@ -7,15 +7,25 @@ part has that number in proportion to its rows, the parts' means add up to the b
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gistkit.capture import is_metadata, tensors_in
 
+OVER_CLASSES = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
+OVER_ELEMENTS = {
+    nn.BCELoss: F.binary_cross_entropy, nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.HingeEmbeddingLoss: F.hinge_embedding_loss, nn.HuberLoss: F.huber_loss, nn.KLDivLoss: F.kl_div,
+    nn.L1Loss: F.l1_loss, nn.MSELoss: F.mse_loss, nn.PoissonNLLLoss: F.poisson_nll_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss, nn.SoftMarginLoss: F.soft_margin_loss,
+}  # fmt: skip
+FUNCTIONS = frozenset((*OVER_CLASSES.values(), *OVER_ELEMENTS.values()))
 _T = torch.Tensor
 WITHIN_ROWS = frozenset((_T.flatten, torch.flatten, _T.view, _T.reshape, torch.reshape, _T.contiguous, _T.float))
 """Calls after which a row's elements still lie behind those of the row before."""
@@ -23,13 +33,12 @@ PLAIN = (int, float, str, bool, type(None))
 
 
 class SeenLoss(TorchFunctionMode):
-    """The calls of a loss function over ``given``. After :meth:`returned`, ``kind`` is the loss of ``over_classes`` or
-    ``over_elements`` that it is, with its options, None where it does anything else, and ``labels`` a view of the
+    """The calls of a loss function over ``given``. After :meth:`returned`, ``kind`` is the loss of FUNCTIONS that it
+    is, with its options, None where it does anything else, and ``labels`` a view of the
     targets whose labels that is the mean of."""
 
-    def __init__(self, over_classes: Collection[Callable], over_elements: Collection[Callable], given: Any) -> None:
+    def __init__(self, given: Any) -> None:
         super().__init__()
-        self._over_classes, self._over_elements = over_classes, over_elements
         # a copy of the targets is not held: what it was made of has the same labels
         self._views = {id(t): (t, t) for t in tensors_in(given)}
         self._alone, self._result = True, None
@@ -41,7 +50,7 @@ class SeenLoss(TorchFunctionMode):
         result = func(*args, **kwargs)
         if torch.compiler.is_compiling():
             return result
-        if self._result is None and (func in self._over_classes or func in self._over_elements):
+        if self._result is None and func in FUNCTIONS:
             self._result, self.kind = result, self._kind(func, args, kwargs)
         elif args and id(args[0]) in self._views and _keeps_rows(func, args):
             view = self._views[id(args[0])][1]
@@ -69,7 +78,7 @@ class SeenLoss(TorchFunctionMode):
             return None
         if any(options.get(name) is not None for name in ("size_average", "reduce")):
             return None
-        labels = func in self._over_classes and not targets.is_floating_point()
+        labels = func in OVER_CLASSES.values() and not targets.is_floating_point()
         if not labels and x.shape != targets.shape:
             return None
         if labels and reduction == "mean":

@@ -121,7 +121,7 @@ def software_graph(monkeypatch):
 def test_replays_add_up_and_refuse_what_they_were_not_captured_with(software_graph):
     model, twin = network(), network()
     step = gistkit.GraphedStep(model, F.cross_entropy)
-    software_graph.step = step._replayed
+    software_graph.step = step
     for call, clear in enumerate([True] * (WARM_UP + 2) + [False, False, True]):
         x, found = X + call, []
         for m, work in ((model, step), (twin, lambda x, t: gistkit.step(twin, F.cross_entropy, x, t))):
@@ -149,7 +149,7 @@ def test_nothing_is_collected_within_a_capture(software_graph):
 
 def captured(software_graph, model, loss_fn=F.cross_entropy):
     step = gistkit.GraphedStep(model, loss_fn)
-    software_graph.step = step._replayed
+    software_graph.step = step
     for _ in range(WARM_UP + 1):
         step(X, TARGETS)
     return step
@@ -185,7 +185,7 @@ def test_no_cast_of_earlier_weights_is_captured(software_graph):
     model, outs = network(), []
     with torch.autocast("cpu", torch.bfloat16):
         step = gistkit.GraphedStep(model, lambda out, t: outs.append(out.detach()) or F.cross_entropy(out, t))
-        software_graph.step = step._replayed
+        software_graph.step = step
         for _ in range(WARM_UP):
             step(X, TARGETS)
         model(X)  # leaves casts of its weights
@@ -200,9 +200,9 @@ def test_a_batch_of_another_shape_before_the_capture_is_compared_again(software_
     step = gistkit.GraphedStep(network(), F.cross_entropy)
     for _ in range(WARM_UP):
         step(X, TARGETS)
-    assert step._replayed.bare
+    assert step.bare
     step(X[:5], TARGETS[:5])
-    assert not step._replayed.bare
+    assert not step.bare
 
 
 def test_a_forward_that_replaces_its_buffers_is_refused(software_graph):
