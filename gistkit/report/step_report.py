@@ -175,7 +175,8 @@ class Report:
 
 def report(model: torch.nn.Module) -> Report | CompiledReport:
     """The report of a compressed model's last training forward: every kept tensor, its form, its bytes and why. Of a
-    model that was compiled with gistkit, the same for the graphs that it was compiled to.
+    model that was compiled with gistkit, the same for the graphs that it was compiled to. Of what wraps one compressed
+    model, as ``torch.compile`` does, that model's.
 
     Example: ``print(gistkit.report(model))``. Never waits for a device. On CUDA a sparse payload counts with its
     forecast size, or its scratch without one, until its size arrives. Raises CompressError where the model is neither.
@@ -185,6 +186,13 @@ def report(model: torch.nn.Module) -> Report | CompiledReport:
         graphs = records_of(model)
         if graphs is not None:
             return CompiledReport(tuple(graphs))
+        parts = [part for part in model.modules() if compressed_forward(part) is not None]
+        if len(parts) == 1:
+            return report(parts[0])
+        if parts:
+            raise CompressError(
+                f"report: model must be compressed as a whole, got one with {len(parts)} compressed parts; report each"
+            )
         raise CompressError("report: the model is not compressed; call gistkit.compress(model) first")
     engine = stand_in.engine
     if engine.stats is None and (graphs := records_of_traced(stand_in)) is not None:

@@ -9,6 +9,7 @@ from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
 import gistkit
+from gistkit.errors import CompressError
 from tests.support.compiled_cases import assert_same, graphs_run_as_they_are, step
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -90,4 +91,8 @@ def test_equal_blocks_compiled_one_by_one_share_their_graphs():
 @pytest.mark.usefixtures("no_code")
 def test_compressed_blocks_compiled_one_by_one_have_whole_graphs():
     blocks = network(False, False, False)
-    step(nn.Sequential(*(torch.compile(gistkit.compress(b), fullgraph=True) for b in blocks)), X, None, loss_of)
+    compiled = nn.Sequential(*(torch.compile(gistkit.compress(b), fullgraph=True) for b in blocks))
+    step(compiled, X, None, loss_of)
+    assert [len(gistkit.report(block).graphs) for block in compiled] == [1, 1, 1]
+    with pytest.raises(CompressError, match="3 compressed parts; report each"):
+        gistkit.report(compiled)

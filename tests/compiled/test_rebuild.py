@@ -291,6 +291,16 @@ def test_the_only_reader_of_a_low_precision_value_is_rebuilt_with_it():
     assert [flow.values[n.name].follows for n in product.users] == [True]
 
 
+def test_a_cpu_has_other_bits_of_a_cosine_in_loops_over_vectors():
+    """Mistral in transformers, with dropout: forward computed its keys' rotary embedding one by one, backward by
+    vectors, and 12 of 22 gradients were others."""
+    pair, _, product = pair_of(lambda h: (wide := h.float() * 1.5).cos() * wide.exp())
+    readers = {n.target: n for n in product.users}
+    same, any_kernels = (Roundings(pair, bitwise) for bitwise in (True, False))
+    cosine, exponential = readers[aten.cos.default], readers[aten.exp.default]
+    assert not same.follows(cosine) and same.follows(exponential) and any_kernels.follows(cosine)
+
+
 def test_what_stands_between_two_kernels_is_not_thereby_in_memory():
     """The gate of a squeeze and excitation reads the activation behind a product, but nothing wrote it to memory."""
 

@@ -33,6 +33,8 @@ _SELECTING = (
     aten.relu.default, aten.neg.default, aten.abs.default, aten.clone.default, aten.cat.default, aten.index.Tensor,
     aten.constant_pad_nd.default, aten.embedding.default,
 )  # fmt: skip
+_LOOPS_OWN = (aten.sin.default, aten.cos.default)
+"""Of which a loop over vectors in C++ has other bits than one over single elements, as a rotary embedding's may be."""
 
 
 def is_low(node: fx.Node) -> bool:
@@ -78,6 +80,8 @@ class Roundings:
 
     def follows(self, node: fx.Node) -> bool:
         """Whether a node computed anew from its operands has the forward's bits."""
+        if self._never and node.target in _LOOPS_OWN:
+            return False
         if self._emulated or _passes(node):
             return True
         seen = {self.seen(y, node) for y in node.all_input_nodes if is_low(y)}
