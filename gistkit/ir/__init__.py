@@ -18,4 +18,4 @@ from gistkit.ir.returns import (
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
-from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
+from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use, by_key, summed
