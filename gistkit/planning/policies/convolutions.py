@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.ir import CallChoice, SavedGraph
+from gistkit.ir import CallChoice, SavedGraph, by_key
 from gistkit.planning.cost import CostTable, by_part, of_part
 
 MEMORY, PERFORMANCE = "m", "p"
@@ -21,10 +21,8 @@ class ConvAlgorithms:
         self._costs = costs
         self._op = {c.index: (c.covered, c.op) for c in graph.calls}
         self.part = {t.index: t.part_name for t in graph.tasks}
-        self.tasks: dict[int, list[int]] = {}
-        for task in graph.tasks:
-            if task.conv is not None and task.call >= 0 and graph.calls[task.call].covered >= 0:
-                self.tasks.setdefault(task.call, []).append(task.index)
+        convs = (t for t in graph.tasks if t.conv is not None and t.call >= 0)
+        self.tasks = by_key((t.call, t.index) for t in convs if graph.calls[t.call].covered >= 0)
 
     def names(self, call: int) -> list[str]:
         """The algorithms that all tasks of a call have; where there are engines, or none that all have, the fastest of

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled, summed
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
@@ -237,14 +237,8 @@ def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 
 
 def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
     """The sum of the intervals during every task, plus ``reserve``."""
-    change = [0] * (tasks + 1)
-    for first, last, nbytes, _, _ in intervals:
-        if first < tasks and last >= first:
-            change[first if first > 0 else 0] += nbytes
-            if last < tasks:
-                change[last + 1] -= nbytes
-    change[0] += reserve
-    return list(accumulate(change[:tasks]))
+    lives = ((first, last, nbytes) for first, last, nbytes, _, _ in intervals)
+    return [reserve + nbytes for nbytes in summed(lives, tasks)]
 
 
 def check_per_sub_batch_norm(caller: str, accepted: object) -> None:
