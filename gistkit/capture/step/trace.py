@@ -77,14 +77,13 @@ class Span:
 
 
 class Tracer(TorchDispatchMode):
-    """Watches one step; entered inside FakeTensorMode (``fakes``), paused while ``active`` is False. ``on_cpu``: those
-    of the CPU are the operators that will run, not another device's."""
+    """Watches one step; entered inside FakeTensorMode (``fakes``), paused while ``active`` is False."""
 
-    def __init__(self, recorder: Recorder, on_cpu: bool = True, fakes: Fakes | None = None) -> None:
+    def __init__(self, recorder: Recorder, fakes: Fakes | None = None) -> None:
         from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
 
         super().__init__()
-        self._recorder, self._on_cpu, self._fakes = recorder, on_cpu, fakes
+        self._recorder, self._fakes, self._on_cpu = recorder, fakes, fakes is None or fakes.on_cpu
         self._flops = flop_registry
         self.phase = "forward"
         self.active = True
