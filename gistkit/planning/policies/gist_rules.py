@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gistkit.formats import Lossy, narrow_of
-from gistkit.ir import Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
+from gistkit.ir import Block, Decision, Plan, Reading, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable, Densities
 from gistkit.planning.forms import (
     MAX_DEPTH,
@@ -59,7 +59,7 @@ def gist(
     paper does, and ``sparse`` False sparse forms. ``spares_host``: leaves out the smallest encodings, as SPARED says.
     Raises ValueError for an unknown format."""
     check_lossy(lossy)
-    planner = Planner(graph, lossy, densities, rebuild=rebuild, sparse=sparse)
+    planner = Planner(graph, lossy, densities, rebuild, sparse)
     decisions = planner.decisions()
     if spares_host and planner.leave_smallest(decisions):
         decisions = planner.decisions()
@@ -98,17 +98,11 @@ class Planner:
     """Decides every kept storage of one graph, each once: the smallest of the forms that the judge allows."""
 
     def __init__(
-        self,
-        graph: SavedGraph,
-        lossy: Lossy,
-        densities: Mapping[int, float] | None,
-        *,
-        rebuild: bool = True,
-        sparse: bool = True,
+        self, graph: SavedGraph, lossy: Lossy, densities: Mapping[int, float] | None, rebuild: bool, sparse: bool
     ) -> None:
         self._judge = Judge(graph)
         self.reading = self._judge.reading
-        self.densities = Densities(self.reading, densities)
+        self._densities = Densities(self.reading, densities)
         self._graph = graph
         self._lossy = lossy
         self._rebuilds, self._sparse = rebuild, SPARSE if sparse else ()
@@ -144,25 +138,23 @@ class Planner:
 
     def predicted_bytes(self, decision: Decision) -> int:
         storage = self._graph.storages[decision.storage]
-        saved = self.reading.saved(storage.id)
-        density = None if saved is None else self.densities.of(storage.id, saved.version)
-        return decision.kept_bytes(storage.nbytes, storage.dtype, density)
+        return decision.kept_bytes(storage.nbytes, storage.dtype, self._density(storage.id))
+
+    def _density(self, storage: int) -> float | None:
+        saved = self.reading.saved(storage)
+        return None if saved is None else self._densities.of(storage, saved.version)
 
     def _decision(self, s: SavedStorage) -> Decision:
-        uses = self.reading.uses(s.id)
-        found = None if s.kind == "input" or s.id in self._judge.late else self._judge.own_map(s.id)
-        found = found or self._judge.without_values(s.id)
+        found = self._judge.own_map(s.id) or self._judge.without_values(s.id)
         if found is not None:
             return found
         why = self._judge.why_dense(s.id)
-        if why or uses.value is None:
-            return Decision(s.id, "dense", reason=why)
-        return self._with_values(s, uses, uses.value)
+        return Decision(s.id, "dense", reason=why) if why else self._with_values(s)
 
-    def _with_values(self, s: SavedStorage, uses: Uses, value: Value) -> Decision:
+    def _with_values(self, s: SavedStorage) -> Decision:
         """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
-        who = f"{uses.readers[0][0].op} reads its values"
-        density = self.densities.of(s.id, value.version)
+        who = f"{self.reading.uses(s.id).readers[0][0].op} reads its values"
+        density = self._density(s.id)
         names = encodings(() if density is None else self._sparse, narrow_of(self._lossy, s.id))
         forms = self._judge.allowed(s.id, names)
         best = min(forms, key=self.predicted_bytes, default=None)
