@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gistkit.capture.fakes import Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.step.conv_backward import CONV_BACKWARD, made_of, reads_input, unasked_bytes
+from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unasked_bytes
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
@@ -286,8 +286,10 @@ class Tracer(TorchDispatchMode):
     def _sources(self, func: Any, args: tuple, out: Any, read: dict, made: dict) -> dict[int, frozenset[int]]:
         if func is not CONV_BACKWARD:
             return dict.fromkeys(made, frozenset(read))
-        pairs = ((self._note(t).id, of) for t, of in made_of(args, out))
-        return {i: frozenset(self._note(t).id for t in of) for i, of in pairs if i in made}
+        grad, x, weight = (self._note(t).id for t in args[:3])
+        pairs = zip(out, ((grad, weight), (grad, x), (grad, x)), strict=True)  # of input, weight and bias
+        found = {self._note(t).id: frozenset(of) for t, of in pairs if t is not None}
+        return {i: of for i, of in found.items() if i in made}
 
 
 def _draws(func: Any, args: tuple, kwargs: dict) -> bool:
