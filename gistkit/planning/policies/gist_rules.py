@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gistkit.formats import Lossy, narrow_of
-from gistkit.ir import Block, Decision, Plan, Reading, SavedGraph, SavedStorage
+from gistkit.ir import Decision, Plan, Reading, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable, Densities
 from gistkit.planning.forms import (
     MAX_DEPTH,
@@ -83,15 +83,12 @@ def gist_budget(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = 
 
 def figured(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan) -> Plan:
     """Gist's plan with peak and seconds: decisions of kept blocks, with values where backward reads them."""
-    blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
-    taken = tuple(d for d in found.decisions if d.storage in blocks and _holds(d, blocks[d.storage]))
+    read = {b.storage: any(u.values for u in b.uses) for b in held(graph) if b.storage >= 0}
+    known = (d for d in found.decisions if d.storage in read)
+    taken = tuple(d for d in known if d.form.values or d.form.made_by_op or not read[d.storage])
     choices = call_choices(Reading(graph), {d.storage: d for d in taken})
     fidelity = "lossy" if any(d.form.rounds_to for d in taken) else "bitwise"
     return make_plan("gist", graph, costs, budget_bytes, taken, choices, details=found.details, fidelity=fidelity)
-
-
-def _holds(decision: Decision, block: Block) -> bool:
-    return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
 
 
 class Planner:
@@ -161,7 +158,10 @@ class Planner:
         if best is None or self.predicted_bytes(best) > PAYS * s.nbytes:
             best = Decision(s.id, "dense", reason=f"{who}{self._why_none_pays(density, forms)}")
         else:
-            best = _with_reason(best, who, density)
+            zeros = "" if density is None else f", and {1 - density:.0%} of them are zeros"
+            rest = f", the rest in {best.form.rounds_to}" if best.form.rounds_to else ""
+            why = f"{zeros}{rest}" if best.form.sparse else f": {best.form.rounds_to} until then"
+            best = replace(best, reason=f"{who}{why}")
         again = self._rebuilt(s.id) if self._rebuilds else None
         return again if again and self.predicted_bytes(again) < self.predicted_bytes(best) else best
 
@@ -180,9 +180,3 @@ class Planner:
             return None
         exact = not any(rounded(source, self.decide) for source in found.sources)
         return found if exact or intolerant(storage, self.reading) is None else None
-
-
-def _with_reason(found: Decision, who: str, density: float | None) -> Decision:
-    narrow, zeros = found.form.rounds_to, "" if density is None else f"{1 - density:.0%} of them are zeros"
-    rest = f", the rest in {narrow}" if narrow else ""
-    return replace(found, reason=f"{who}, and {zeros}{rest}" if found.form.sparse else f"{who}: {narrow} until then")

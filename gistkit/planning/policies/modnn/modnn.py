@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
-from gistkit.planning.cost import Algorithm, CostTable, by_part
+from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.planning.cost import Algorithm, CostTable
 from gistkit.planning.forms import capacity, with_figures
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.modnn.memory import WORKSPACE, Memory, MemoryMap, offload_delay_s
@@ -73,6 +73,7 @@ def modnn(
     )
     found = Schedule(part, memory_bytes - reserve)
     own_clock = {"own_step_s": found.step_s, "defragmentations": len(found.defragmented)}
+    convolutions = ConvAlgorithms(graph, costs)
     reason, bare = "waits on the host between its two uses", bare_plan(graph)
     sent = (
         Decision(graph.blocks[block].storage, "dense", place="host", release=release, prefetch=prefetch, reason=reason)
@@ -81,7 +82,7 @@ def modnn(
     plan = replace(
         bare,
         decisions=(*bare.decisions, *sent),
-        choices=_algorithms(graph, costs, found),
+        choices=convolutions.choices(convolutions.by_call([run.algorithm for run in found.runs])),
         details={"sub_batch": part.size, **own_clock},
         lower_bound_bytes=least["bitwise" if fidelity == "bitwise" else "reassociated"],
     )
@@ -95,13 +96,6 @@ def in_parts(
     plan = replace(plan, sub_batches=parts, fidelity="reassociated" if parts > 1 else "bitwise")
     plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=parts)
     return replace(plan, details={**plan.details, "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
-
-
-def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[CallChoice, ...]:
-    convolutions, by_call = ConvAlgorithms(graph, costs), {}
-    for call, tasks in convolutions.tasks.items():
-        by_call[call] = by_part({graph.tasks[t].part_name: found.runs[t].algorithm for t in tasks})
-    return convolutions.choices(by_call)
 
 
 class Schedule:
