@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gistkit.api.measuring import Measure, captured, costs_of
-from gistkit.ir import FORWARD, Block, SavedGraph, by_key, layers
+from gistkit.ir import CONCAT, CONV, FORWARD, KINDS, Block, SavedGraph, by_key, layers
 from gistkit.planning.cost import CostTable, Hardware, StepTimes
 from gistkit.planning.policies import POLICIES
 from gistkit.planning.simulate import Simulator, memory_bytes
@@ -37,8 +37,7 @@ _OF_KIND = {
     "weight_gradient": "weight_gradients",
     "gradient": "gradient_maps",
 }
-_JOINS = ("cat", "concat")
-_CONVS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_JOINS, _CONVS = KINDS[CONCAT], KINDS[CONV]
 _POOLS = ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
 
 

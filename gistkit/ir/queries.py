@@ -86,7 +86,7 @@ class Reading:
 
 CONV, ACTV, POOL, FC, BN, LRN = "CONV", "ACTV", "POOL", "FC", "BN", "LRN"
 CONCAT, ADD, DROPOUT, LOSS, OTHER = "CONCAT", "ADD", "DROPOUT", "LOSS", "OTHER"
-_KINDS = {
+KINDS = {
     CONV: ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     ACTV: ("relu", "relu6", "leaky_relu", "prelu", "elu", "sigmoid", "tanh", "gelu", "silu", "threshold", "hardtanh"),
     POOL: ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool1d", "avg_pool1d"),
@@ -98,7 +98,7 @@ _KINDS = {
     DROPOUT: ("dropout", "dropout2d", "feature_dropout"),
     LOSS: ("loss", "cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
 }
-_KIND_OF = {op: kind for kind, ops in _KINDS.items() for op in ops}
+_KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 _MAPS = ("activation", "input")
 
 
