@@ -24,7 +24,7 @@ _NORMS = {
 }
 """Norms with where they have weight, bias and running statistics among their arguments, as far as these are tensors."""
 _BATCH_NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
-_DEVICE = torch.ops.prim.device.default
+DEVICE = torch.ops.prim.device.default
 _NARROW = (torch.bfloat16, torch.float16)
 _HASHED = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 _KNOWN = 1 << 14
@@ -72,7 +72,7 @@ class Fakes(FakeTensorMode):
 
     def recalled(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What an operator returns, where that is known, for modes above to ask; else NotImplemented."""
-        if func is _DEVICE and type(args[0]) is FakeTensor:
+        if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         with no_dispatch():
             known = self._known.get(self._key(func, args, kwargs))

@@ -13,7 +13,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.capture.fakes import Fakes
+from gistkit.capture.fakes import DEVICE, Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unasked_bytes
@@ -21,7 +21,6 @@ from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unask
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
 _aten = torch.ops.aten
-_DEVICE = torch.ops.prim.device.default
 _SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 _REDUCED = {
     _aten.mse_loss.default,
@@ -235,9 +234,9 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is _DEVICE:
+        if func is DEVICE:
             self.read(args[0])
-        if not self.active or func is _DEVICE:
+        if not self.active or func is DEVICE:
             return self._result(func, args, kwargs)
         inputs = list(_tensors((args, kwargs)))
         key = self._key()

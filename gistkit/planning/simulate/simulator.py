@@ -157,7 +157,7 @@ class Simulator:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
         for choice in (c for c in plan.choices if c.mask_in_pool and c.op == "relu"):
-            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+            for task in self.index.backward_of(choice.covered):
                 written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
                 found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
@@ -171,7 +171,7 @@ class Simulator:
     def _joint(self, plan: Plan) -> Iterator[Interval]:
         """The inputs of calls whose node takes both gradients at once, beside the second one."""
         for choice in (c for c in plan.choices if c.joint):
-            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+            for task in self.index.backward_of(choice.covered):
                 if self.graph.tasks[task].part == "input":
                     yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
 

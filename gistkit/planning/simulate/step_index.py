@@ -43,8 +43,8 @@ class StepIndex:
         storages = (self.graph.storages[s.storage] for s in self.covered[covered].saves)
         return max((s.nbytes for s in storages if s.kind != "parameter"), default=0)
 
-    def backward_of(self, call: int) -> list[int]:
-        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
+    def backward_of(self, covered: int) -> list[int]:
+        return [t for t in self.of_call[self.covered[covered].index] if self.graph.tasks[t].phase == BACKWARD]
 
     def block(self, storage: int) -> Block:
         """The block of a storage. Raises PlanError for one that the step has not."""
