@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from gistkit.ir.saved_graph import SavedGraph
 from gistkit.ir.scale import scaled
-from gistkit.ir.tasks import BACKWARD
+from gistkit.ir.tasks import BACKWARD, by_key
 from gistkit.planning.cost.table import CostTable
-from gistkit.planning.policies.modnn.modnn import Schedule, schedule
-from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, by_key, choose_sub_batch, written_by
+from gistkit.planning.policies.modnn.modnn import Schedule
+from gistkit.planning.policies.modnn.sub_batch import TDFG, Data, choose_sub_batch, written_by
 from gistkit.planning.simulate.simulator import scaled_costs
 
 
@@ -56,7 +56,7 @@ def modnn_schedule(graph: SavedGraph, costs: CostTable, budget_bytes: int | None
     says nothing, may see sub-batches. Raises BudgetError below the lower bound."""
     memory_bytes = costs.hardware.memory_bytes if budget_bytes is None else budget_bytes
     part, _ = choose_sub_batch(graph, costs, memory_bytes, rule=paper_tdfg, batch_norm=True)
-    return schedule(part, memory_bytes)
+    return Schedule(part, memory_bytes)
 
 
 def modnn_on_devices(graph: SavedGraph, costs: CostTable, devices: int, budget_bytes: int | None = None) -> OnDevices:

@@ -16,7 +16,6 @@ that a pool reads and no convolution; ``pool_index``, int64 indices of max-pools
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from typing import Any
 import torch
 
 from gistkit.api.measuring import Measure, captured, costs_of
-from gistkit.ir import FORWARD, Block, SavedGraph, layers
+from gistkit.ir import CONCAT, CONV, FORWARD, KINDS, Block, SavedGraph, by_key, layers
 from gistkit.planning.cost import CostTable, Hardware, StepTimes
 from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import Interval, Simulator, memory_bytes
+from gistkit.planning.simulate import Simulator, memory_bytes
 from gistkit.report import LayerProfile, Profile
 
 CLASSES = ("weights", "weight_gradients", "inputs", "stashed", "immediate", "gradient_maps", "workspace")
@@ -38,8 +37,7 @@ _OF_KIND = {
     "weight_gradient": "weight_gradients",
     "gradient": "gradient_maps",
 }
-_JOINS = ("cat", "concat")
-_CONVS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+_JOINS, _CONVS = KINDS[CONCAT], KINDS[CONV]
 _POOLS = ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d")
 
 
@@ -67,10 +65,8 @@ def profile_graph(graph: SavedGraph, costs: CostTable, name: str = "", times: St
     simulator = Simulator(graph, costs)
     run, step = simulator.run(plain), simulator.profile(plain)
     of_block = {block.id: class_of(block) for block in graph.blocks}
-    parts: dict[str, list[Interval]] = defaultdict(list)
-    for interval in step.intervals:
-        parts[of_block.get(interval.block, "workspace")].append(interval)
-    memory = {name: tuple(memory_bytes(parts[name], step.tasks)) for name in CLASSES}
+    parts = by_key((of_block.get(i.block, "workspace"), i) for i in step.intervals)
+    memory = {name: tuple(memory_bytes(parts[name], len(graph.tasks))) for name in CLASSES}
     most = {name: max(memory[name], default=0) for name in CLASSES}
     total = {
         name: most[name] if name == "workspace" else sum({i.block: i.nbytes for i in parts[name]}.values())

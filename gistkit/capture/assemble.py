@@ -8,7 +8,6 @@ import gc
 import re
 import weakref
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 
 from gistkit.capture.ledger import NO_PRODUCER, Ledger, Notes, OpenCall, Packed, dtype_name, living, tensors_in
 from gistkit.capture.nodes import UNREAD, is_accumulator, reachable, saved_fields
-from gistkit.ir import Call, Passing, Save, SavedGraph, SavedStorage
+from gistkit.ir import Call, Passing, Save, SavedGraph, SavedStorage, by_key
 from gistkit.kernels import flat, is_dense
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -93,14 +92,9 @@ def _hidden_calls(notes: Notes, nodes: dict[int, Any]) -> list[OpenCall]:
         at = bisect_right(starts, sequence) - 1
         return at < 0 or sequence >= notes.calls[at].hi
 
-    packs = defaultdict(list)
-    for packed in living(notes.loose):
-        packs[packed.node].append(packed)
-    results, writes = defaultdict(list), defaultdict(list)
-    for value in notes.ledger.values:
-        results[value.producer].append(value.id)
-    for entry in notes.ledger.storages:
-        writes[entry.producer].append(entry.id)
+    packs = by_key((packed.node, packed) for packed in living(notes.loose))
+    results: dict[Any, list[int]] = by_key((value.producer, value.id) for value in notes.ledger.values)
+    writes = by_key((entry.producer, entry.id) for entry in notes.ledger.storages)
     hidden = []
     for sequence in sorted({s for s in nodes if is_hidden(s)} | packs.keys()):
         if is_hidden(sequence):

@@ -102,7 +102,8 @@ Bound = Relu | MaxPool2d | Conv2d | Linear | BatchNorm | Dropout | Add
 Binder = Callable[..., Bound]
 
 
-def _pair(value: Any) -> Pair:
+def pair(value: Any) -> Pair:
+    """The size of each of two dimensions, of one number for both or of a sequence."""
     if type(value) is tuple and len(value) == 2:
         return value
     if isinstance(value, int):
@@ -113,15 +114,15 @@ def _pair(value: Any) -> Pair:
 def _max_pool2d(input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
     if return_indices:
         raise TypeError("a pool that returns its indices is left to PyTorch")
-    kernel = _pair(kernel_size)
-    step = kernel if stride is None or stride == () or stride == [] else _pair(stride)
-    return MaxPool2d(input, kernel, step, _pair(padding), _pair(dilation), ceil_mode)
+    kernel = pair(kernel_size)
+    step = kernel if stride is None or stride == () or stride == [] else pair(stride)
+    return MaxPool2d(input, kernel, step, pair(padding), pair(dilation), ceil_mode)
 
 
 def _conv2d(input, weight, bias=None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups=1):
     if not (type(stride) is type(padding) is type(dilation) is tuple and len(stride + padding + dilation) == 6):
-        padding = padding if isinstance(padding, str) else _pair(padding)
-        stride, dilation = _pair(stride), _pair(dilation)
+        padding = padding if isinstance(padding, str) else pair(padding)
+        stride, dilation = pair(stride), pair(dilation)
     return Conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 

@@ -95,8 +95,7 @@ def capture(
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)
-                words = {"loss_fn": own_loss, "fakes": mode, "on_cpu": device_type is None}
-                return _traced_step(twin, *given, hold_output=hold_output, **words)
+                return _traced_step(twin, *given, loss_fn=own_loss, fakes=mode, hold_output=hold_output)
 
 
 def _check(model: Any, args: Any, kwargs: Any, loss_fn: Any, targets: Any) -> None:
@@ -129,14 +128,12 @@ def _traced_step(
     targets: tuple,
     loss_fn: LossFn | None,
     fakes: Fakes,
-    on_cpu: bool,
     hold_output: bool,
 ) -> SavedGraph:
-    """The graph of a fake model's step, in its FakeTensorMode; ``on_cpu``: real ones run the CPU's operators too. The
-    step starts without gradients."""
+    """The graph of a fake model's step, in its FakeTensorMode. The step starts without gradients."""
     model.zero_grad(set_to_none=True)
     recorder = Recorder(model, source="fake", light=True)
-    tracer, notes = Tracer(recorder, on_cpu, fakes), recorder.notes
+    tracer, notes = Tracer(recorder, fakes), recorder.notes
     recorder.dropped, recorder.saved = tracer.drop, tracer.read
     given = list(tensors_in((args, kwargs, targets)))
     tracer.outside([*model.parameters(), *model.buffers(), *given])

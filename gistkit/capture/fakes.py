@@ -24,7 +24,7 @@ _NORMS = {
 }
 """Norms with where they have weight, bias and running statistics among their arguments, as far as these are tensors."""
 _BATCH_NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
-_DEVICE = torch.ops.prim.device.default
+DEVICE = torch.ops.prim.device.default
 _NARROW = (torch.bfloat16, torch.float16)
 _HASHED = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
 _KNOWN = 1 << 14
@@ -52,7 +52,7 @@ class Fakes(FakeTensorMode):
 
     def __init__(self, on_cpu: bool) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        self._on_cpu = on_cpu
+        self.on_cpu = on_cpu
         self.cache_enabled = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -72,7 +72,7 @@ class Fakes(FakeTensorMode):
 
     def recalled(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """What an operator returns, where that is known, for modes above to ask; else NotImplemented."""
-        if func is _DEVICE and type(args[0]) is FakeTensor:
+        if func is DEVICE and type(args[0]) is FakeTensor:
             return args[0].fake_device
         with no_dispatch():
             known = self._known.get(self._key(func, args, kwargs))
@@ -80,7 +80,7 @@ class Fakes(FakeTensorMode):
 
     def _key(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """All on which depends what an operator returns; None where that cannot be told."""
-        found = [func, self._on_cpu, torch.get_default_dtype(), torch._C._get_default_device()]
+        found = [func, self.on_cpu, torch.get_default_dtype(), torch._C._get_default_device()]
         found.append(torch.is_inference_mode_enabled())
         if kwargs:
             found.extend(kwargs)
@@ -135,7 +135,7 @@ class Fakes(FakeTensorMode):
 
     def _as_real(self, func: Any, args: tuple, out: Any) -> Any:
         """The result with the dtypes and the tensors of a real one."""
-        if func is _aten.native_batch_norm_backward.default and self._on_cpu:
+        if func is _aten.native_batch_norm_backward.default and self.on_cpu:
             return tuple(t if asked else None for t, asked in zip(out, args[-1], strict=True))
         if func is _aten.native_group_norm_backward.default and out[0] is not None and out[0].dtype != args[1].dtype:
             return self._as(args[1].dtype, out[0]), *out[1:]

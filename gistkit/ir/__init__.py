@@ -3,7 +3,7 @@
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form, zeros_left_out
 from gistkit.ir.plan import PLACES, REMEDY, Budget, CallChoice, Decision, Plan
-from gistkit.ir.queries import ACTV, CONV, Layer, Reading, Uses, layers, numel, written_late
+from gistkit.ir.queries import ACTV, CONCAT, CONV, KINDS, Layer, Reading, Uses, layers, numel, written_late
 from gistkit.ir.returns import (
     WORD_BYTES,
     arithmetic_bytes,
@@ -18,4 +18,4 @@ from gistkit.ir.returns import (
 from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
-from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use
+from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use, by_key, summed

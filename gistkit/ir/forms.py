@@ -52,11 +52,6 @@ class Form:
         return not self.payload and not self.values
 
     @property
-    def needs_sources(self) -> bool:
-        """Whether the values are made anew from other storages."""
-        return self.returns in (OPERATORS, RERUN)
-
-    @property
     def decoded_by_reader(self) -> bool:
         """Whether each reader decodes the values for itself: a rerun may, and lets go of them before it ends."""
         return self.returns == DECODING and not self.made_by_op

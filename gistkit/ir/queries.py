@@ -8,12 +8,11 @@ extraction* layers are those before the first FC: no FC and nothing behind one.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from gistkit.formats import item_bytes
 from gistkit.ir.saved_graph import Call, Save, SavedGraph, SavedStorage, Value
-from gistkit.ir.tasks import FORWARD, Task
+from gistkit.ir.tasks import FORWARD, by_key
 
 
 def numel(storage: SavedStorage) -> int:
@@ -87,7 +86,7 @@ class Reading:
 
 CONV, ACTV, POOL, FC, BN, LRN = "CONV", "ACTV", "POOL", "FC", "BN", "LRN"
 CONCAT, ADD, DROPOUT, LOSS, OTHER = "CONCAT", "ADD", "DROPOUT", "LOSS", "OTHER"
-_KINDS = {
+KINDS = {
     CONV: ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
     ACTV: ("relu", "relu6", "leaky_relu", "prelu", "elu", "sigmoid", "tanh", "gelu", "silu", "threshold", "hardtanh"),
     POOL: ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "max_pool1d", "avg_pool1d"),
@@ -99,7 +98,7 @@ _KINDS = {
     DROPOUT: ("dropout", "dropout2d", "feature_dropout"),
     LOSS: ("loss", "cross_entropy", "nll_loss", "mse_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
 }
-_KIND_OF = {op: kind for kind, ops in _KINDS.items() for op in ops}
+_KIND_OF = {op: kind for kind, ops in KINDS.items() for op in ops}
 _MAPS = ("activation", "input")
 
 
@@ -130,44 +129,25 @@ class Layer:
 
 def layers(graph: SavedGraph) -> tuple[Layer, ...]:
     """The layers of a step in forward order; ``layers(graph)[i].index == i``. Needs a graph with tasks and blocks."""
-    backward = defaultdict(list)
-    readers = defaultdict(set)
-    for task in graph.tasks:
-        if task.phase != FORWARD:
-            backward[task.call].append(task.index)
-        else:
-            for block in task.reads:
-                readers[block].add(task.index)
+    backward = by_key((t.call, t.index) for t in graph.tasks if t.phase != FORWARD)
+    readers = by_key((b, t.index) for t in graph.tasks if t.phase == FORWARD for b in t.reads)
     made: list[Layer] = []
     behind_fc: set[int] = set()
     for task in graph.tasks:
-        if task.phase == FORWARD and any(graph.blocks[b].kind in _MAPS for b in task.writes):
-            own = tuple(backward.pop(task.call, ())) if task.call >= 0 else ()
-            made.append(_layer(len(made), task, own, readers, behind_fc, graph))
-            if not made[-1].features:
-                behind_fc.update(made[-1].y, made[-1].own)
+        written = tuple(b for b in task.writes if graph.blocks[b].kind in _MAPS)
+        if task.phase != FORWARD or not written:
+            continue
+        kind = _KIND_OF.get(task.op, OTHER)
+        x = tuple(b for b in task.reads if graph.blocks[b].kind in _MAPS)
+        outlives = {b for b in written if graph.blocks[b].last >= len(graph.tasks)}
+        late = {b for b in written if max(readers[b], default=-1) > task.index}
+        y = tuple(b for b in written if b in outlives or b in late or b in x) or written[:1]
+        own = tuple(b for b in written if b not in y)
+        weights = tuple(b for b in task.reads if graph.blocks[b].kind == "weight")
+        features = kind not in (FC, LOSS) and behind_fc.isdisjoint(x)
+        if not features:
+            behind_fc.update(y, own)
+        after = tuple(backward.pop(task.call, ())) if task.call >= 0 else ()
+        of_task = task.op, task.module, task.call, task.index, after
+        made.append(Layer(len(made), kind, *of_task, x, y, own, weights, features))
     return tuple(made)
-
-
-def _layer(
-    index: int, task: Task, backward: tuple[int, ...], readers: dict, behind_fc: set[int], graph: SavedGraph
-) -> Layer:
-    kind = _KIND_OF.get(task.op, OTHER)
-    x = tuple(b for b in task.reads if graph.blocks[b].kind in _MAPS)
-    written = tuple(b for b in task.writes if graph.blocks[b].kind in _MAPS)
-    outlives = {b for b in written if graph.blocks[b].last >= len(graph.tasks)}
-    y = tuple(b for b in written if b in x or b in outlives or max(readers[b], default=-1) > task.index) or written[:1]
-    return Layer(
-        index,
-        kind,
-        task.op,
-        task.module,
-        task.call,
-        task.index,
-        backward,
-        x,
-        y,
-        tuple(b for b in written if b not in y),
-        tuple(b for b in task.reads if graph.blocks[b].kind == "weight"),
-        kind not in (FC, LOSS) and not behind_fc & set(x),
-    )

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
 from gistkit.ir.serial import from_json, to_json
-from gistkit.ir.tasks import Block, Task
+from gistkit.ir.tasks import Block, Task, by_key
 
 LIBRARY = "library"
 """The ``source`` of a graph that shows a step as the papers' frameworks ran it."""
@@ -145,19 +144,15 @@ class SavedGraph:
 
     @cached_property
     def _readers(self) -> dict[int, list[Call]]:
-        table = defaultdict(list)
-        for call in self.calls:
-            for storage in call.reads:
-                table[storage].append(call)
-        return table
+        return by_key((storage, call) for call in self.calls for storage in call.reads)
 
     @cached_property
     def _savers(self) -> dict[int, list[tuple[Call, Save]]]:
-        table = defaultdict(list)
-        for call in self.calls:
-            for save in call.saves:
-                table[save.storage].append((call, save))
-        return table
+        return by_key((save.storage, (call, save)) for call in self.calls for save in call.saves)
+
+    @cached_property
+    def _writers(self) -> dict[int, list[Call]]:
+        return by_key((storage, call) for call in self.calls for storage in call.writes)
 
     def readers(self, storage: int) -> tuple[Call, ...]:
         """Calls that read the storage in forward, in order."""
@@ -169,7 +164,7 @@ class SavedGraph:
 
     def writers(self, storage: int) -> tuple[Call, ...]:
         """Calls that wrote to the storage, in order: its producer, then in-place calls."""
-        return tuple(c for c in self.calls if storage in c.writes)
+        return tuple(self._writers.get(storage, ()))
 
     def kept(self) -> tuple[SavedStorage, ...]:
         """Storages that plain PyTorch keeps for backward, parameters and buffers left out."""

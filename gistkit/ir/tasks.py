@@ -11,11 +11,36 @@ made and read is still there: that moment is the task's memory.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeVar
 
+K = TypeVar("K")
+V = TypeVar("V")
 FORWARD, BACKWARD = "forward", "backward"
 BEFORE = -1
 """``Block.first`` of what is there before the step."""
+
+
+def by_key(pairs: Iterable[tuple[K, V]]) -> defaultdict[K, list[V]]:
+    """The values of each key, in the pairs' order."""
+    found: defaultdict[K, list[V]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
+
+
+def summed(lives: Iterable[tuple[int, int, int]], tasks: int) -> list[int]:
+    """The bytes during each of so many tasks, of (first task, last task, bytes)."""
+    change = [0] * (tasks + 1)
+    for first, last, nbytes in lives:
+        if first < tasks and last >= first:
+            change[first if first > 0 else 0] += nbytes
+            if last < tasks:
+                change[last + 1] -= nbytes
+    return list(accumulate(change[:tasks]))
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,6 @@ def _first_parts(graph: SavedGraph, hardware: Hardware) -> int:
 
 
 def _first_rows(work: Work, batch: int, rows: int) -> Work:
-
     def cut(item: Any) -> Any:
         has_rows = isinstance(item, torch.Tensor) and item.dim() > 0 and item.shape[0] == batch
         return item[:rows] if has_rows and rows < batch else item

@@ -1,9 +1,9 @@
-"""The dataflow inside ``aten::convolution_backward``: which gradient depends on which operand, and which gradients read
-the input. Neither a real nor a fake call shows that, as one operator makes all gradients."""
+"""The dataflow inside ``aten::convolution_backward``: which gradients read the input. Neither a real nor a fake call
+shows that, as one operator makes all gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,6 @@ _Backend = torch._C._ConvBackend  # type: ignore[attr-defined]
 _NEVER_COPIED = (_Backend.Mkldnn, _Backend.Cudnn)
 _COPIED_INTO_ONE_FORMAT = (_Backend.Slow2d, _Backend.SlowDilated2d)
 _MASK = 10
-
-
-def made_of(args: Sequence[Any], out: Sequence[Any]) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-    """The gradients that are asked for, each with its operands: the input's gradient reads the output's and the weight;
-    those of weight and bias read the output's and the input."""
-    grad, x, weight = args[:3]
-    pairs = zip(out, ((grad, weight), (grad, x), (grad, x)), strict=True)
-    yield from ((t, of) for t, of in pairs if t is not None)
 
 
 def unasked_bytes(func: Any, args: Sequence[Any]) -> int:

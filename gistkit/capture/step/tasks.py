@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 
+from gistkit.capture.calls import pair
 from gistkit.capture.ledger import Notes
 from gistkit.capture.step.gradients import reading_halves, split_calls, weight_gradients
 from gistkit.capture.step.trace import ACCUMULATE, Seen, Span, Tracer
-from gistkit.ir import BACKWARD, BEFORE, FORWARD, Block, ConvShape, SavedGraph, Task, Use
+from gistkit.ir import BACKWARD, BEFORE, FORWARD, Block, ConvShape, SavedGraph, Task, Use, summed
 
 _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
 
@@ -37,9 +37,7 @@ class StepBuilder:
         """The tasks in order, without their blocks, each with the span that it is, or is half of."""
         found = []
         for number, span in enumerate(self.tracer.spans):
-            start = len(self.tasks)
-            self._tasks_of(number)
-            found += [(task, span) for task in self.tasks[start:]]
+            found += [(task, span) for task in self._tasks_of(number)]
         return found
 
     def build(self, batch: int) -> SavedGraph:
@@ -64,7 +62,7 @@ class StepBuilder:
         _, hi, owner = self._ranges[at]
         return self.notes.index.get(owner, -1) if number < hi else -1
 
-    def _tasks_of(self, number: int) -> None:
+    def _tasks_of(self, number: int) -> list[Task]:
         span, start = self.tracer.spans[number], len(self.tasks)
         if span.writes:
             call = self._calls[number]
@@ -78,6 +76,7 @@ class StepBuilder:
         last = max(0, len(self.tasks) - 1)
         self.first_task.append(min(start, last))
         self.last_task.append(last)
+        return self.tasks[start:]
 
     def _halves(self, task: Task, span: Span) -> list[Task]:
         """The weight gradient and the input gradient of a convolution's or linear's backward, as far as both exist."""
@@ -225,13 +224,8 @@ class StepBuilder:
 
     def _counted(self) -> list[int]:
         """By span: bytes of the blocks that the tracer counted as living during it."""
-        spans = len(self.tracer.spans)
-        change = [0] * (spans + 1)
-        for item in self.tracer.seen:
-            if item.id in self.block_of and item.first >= 0:
-                change[item.first] += item.nbytes
-                change[min(spans, item.last + 1)] -= item.nbytes
-        return list(accumulate(change[:spans]))
+        made = (i for i in self.tracer.seen if i.id in self.block_of and i.first >= 0)
+        return summed(((i.first, i.last, i.nbytes) for i in made), len(self.tracer.spans))
 
 
 def _plain_name(span: Span) -> str:
@@ -246,8 +240,4 @@ def _conv(span: Span) -> ConvShape | None:
     if span.conv is None or len(span.conv[0]) != 4:
         return None
     (n, c, h, w), (k, _, *kernel), (_, _, out_h, out_w), stride, _, dilation, groups = span.conv
-    return ConvShape(n, c, h, w, k, out_h, out_w, _pair(kernel), _pair(stride), _pair(dilation), groups)
-
-
-def _pair(sizes: Sequence[int]) -> tuple[int, int]:
-    return sizes[0], sizes[-1]
+    return ConvShape(n, c, h, w, k, out_h, out_w, pair(kernel), pair(stride), pair(dilation), groups)

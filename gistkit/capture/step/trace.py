@@ -13,15 +13,14 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.capture.fakes import Fakes
+from gistkit.capture.fakes import DEVICE, Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.step.conv_backward import CONV_BACKWARD, made_of, reads_input, unasked_bytes
+from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unasked_bytes
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
 _aten = torch.ops.aten
-_DEVICE = torch.ops.prim.device.default
 _SUMS = (_aten.add.Tensor, _aten.add_.Tensor)
 _REDUCED = {
     _aten.mse_loss.default,
@@ -77,14 +76,13 @@ class Span:
 
 
 class Tracer(TorchDispatchMode):
-    """Watches one step; entered inside FakeTensorMode (``fakes``), paused while ``active`` is False. ``on_cpu``: those
-    of the CPU are the operators that will run, not another device's."""
+    """Watches one step; entered inside FakeTensorMode (``fakes``), paused while ``active`` is False."""
 
-    def __init__(self, recorder: Recorder, on_cpu: bool = True, fakes: Fakes | None = None) -> None:
+    def __init__(self, recorder: Recorder, fakes: Fakes | None = None) -> None:
         from torch.utils.flop_counter import flop_registry  # here, as it imports Triton
 
         super().__init__()
-        self._recorder, self._on_cpu, self._fakes = recorder, on_cpu, fakes
+        self._recorder, self._fakes, self._on_cpu = recorder, fakes, fakes is None or fakes.on_cpu
         self._flops = flop_registry
         self.phase = "forward"
         self.active = True
@@ -236,9 +234,9 @@ class Tracer(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func is _DEVICE:
+        if func is DEVICE:
             self.read(args[0])
-        if not self.active or func is _DEVICE:
+        if not self.active or func is DEVICE:
             return self._result(func, args, kwargs)
         inputs = list(_tensors((args, kwargs)))
         key = self._key()
@@ -287,8 +285,10 @@ class Tracer(TorchDispatchMode):
     def _sources(self, func: Any, args: tuple, out: Any, read: dict, made: dict) -> dict[int, frozenset[int]]:
         if func is not CONV_BACKWARD:
             return dict.fromkeys(made, frozenset(read))
-        pairs = ((self._note(t).id, of) for t, of in made_of(args, out))
-        return {i: frozenset(self._note(t).id for t in of) for i, of in pairs if i in made}
+        grad, x, weight = (self._note(t).id for t in args[:3])
+        pairs = zip(out, ((grad, weight), (grad, x), (grad, x)), strict=True)  # of input, weight and bias
+        found = {self._note(t).id: frozenset(of) for t, of in pairs if t is not None}
+        return {i: of for i, of in found.items() if i in made}
 
 
 def _draws(func: Any, args: tuple, kwargs: dict) -> bool:

@@ -107,18 +107,14 @@ class CostTable:
         """Bytes of ``nbytes`` of ``dtype`` under a codec; density None: no zeros. ValueError for unknown ones."""
         return find_codec(codec).form.nbytes(nbytes // item_bytes(dtype), item_bytes(dtype), density)
 
-    def scratch_bytes(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int]:
-        """Of a sparse codec: bytes of the scratch until its size is known (CUDA), and of packing beside the others."""
+    def scratch(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> tuple[int, int, bool]:
+        """Of a sparse codec: bytes of the scratch until its size is known (CUDA), and of packing beside the others;
+        whether the scratch is decoded as it is, or packed first, once its size is known."""
         kind, form = dtype_of(dtype), find_codec(codec)
         assert isinstance(form, Sparse)
         n = nbytes // kind.itemsize
-        return form.scratch_bytes(n, kind), form.packing_bytes(n if density is None else round(density * n), kind)
-
-    def decodes_scratch(self, codec: str) -> bool:
-        """Whether a sparse codec's scratch is decoded as it is; else it is packed first, once its size is known."""
-        form = find_codec(codec)
-        assert isinstance(form, Sparse)
-        return form.decodes_scratch
+        packing_bytes = form.packing_bytes(n if density is None else round(density * n), kind)
+        return form.scratch_bytes(n, kind), packing_bytes, form.decodes_scratch
 
     def encode_s(self, codec: str, nbytes: int, dtype: str, density: float | None = None) -> float:
         """Seconds that encoding adds to the step. On a GPU a ReLU writes its ``mask1`` in the same kernel, so only the

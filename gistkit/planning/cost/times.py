@@ -98,7 +98,6 @@ class StepTimes:
             for task, nbytes in getattr(self, name).items():
                 if task < 0 or nbytes < 0:
                     _refuse(name, "bytes of at least 0 by number of a task", {task: nbytes})
-
         for task, known in self.engines.items():
             for a in known:
                 if task < 0 or not a.is_engine or not 0 < a.seconds < math.inf or a.workspace_bytes < 0:

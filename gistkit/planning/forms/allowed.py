@@ -5,7 +5,6 @@ saves. Which calls a rerun may repeat: :mod:`gistkit.planning.forms.recompute`."
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 
 from gistkit.errors import PlanError
@@ -40,15 +39,11 @@ _NO_RECIPE = "it does not follow from what batch norms and additions read and wh
 
 class Judge:
     """The forms of one graph's storages. ``kept`` are those that plain PyTorch keeps, ``own`` those that operators make
-    for themselves, ``late`` those written only after they are saved, ``writers`` the calls that write to each."""
+    for themselves, ``late`` those written only after they are saved."""
 
     def __init__(self, graph: SavedGraph) -> None:
         self.graph, self.reading = graph, Reading(graph)
         self.own, self.late = kept_by_ops(graph), written_late(graph)
-        self.writers: dict[int, list[Call]] = defaultdict(list)
-        for call in graph.calls:
-            for storage in call.writes:
-                self.writers[storage].append(call)
         self.kept = {s.id for s in graph.kept()}
         self.least_bytes = max(SMALL_BYTES, graph.kept_bytes // SMALL_SHARE)
 
@@ -173,11 +168,11 @@ class Judge:
             return rebuilt(storage, recipe)
         reason = f"{uses.readers[0][0].op} reads its values" if uses.readers else "backward reads no values of it"
         mask = form.payload and not form.signs and uses.relu is not None
-        return Decision(storage, form.name, "nowhere" if form.needs_sources else "device", mask, reason=reason)
+        return Decision(storage, form.name, "nowhere" if form.returns == RERUN else "device", mask, reason=reason)
 
     def _why_no_rerun(self, storage: int) -> str:
         made = self.graph.storages[storage]
-        if made.kind != "activation" or not self.writers[storage]:
+        if made.kind != "activation" or not self.graph.writers(storage):
             return "no call of the forward makes it"
         maker = self.graph.calls[made.producer] if made.producer >= 0 else None
         if maker is None or not maker.inplace or storage in {self.graph.values[v].storage for v in maker.results}:

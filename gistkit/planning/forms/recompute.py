@@ -3,13 +3,12 @@ is all decisions with equal sources (:mod:`gistkit.planning.simulate.segments`).
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 
 from gistkit.errors import PlanError
-from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, rerun_of
+from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, by_key, rerun_of
 from gistkit.planning.forms.allowed import Judge
 from gistkit.planning.forms.readers import intolerant, rounded
 from gistkit.planning.simulate import check_sources, valued
@@ -50,10 +49,7 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
         return None
     replays = Replays(graph, decisions)
     found = tuple(replays.segment(i, wanted, sources) for i, (sources, wanted) in enumerate(groups.items()))
-    of_call: dict[int, list[SegmentPlan]] = defaultdict(list)
-    for segment in found:
-        for call in segment.calls:
-            of_call[call].append(segment)
+    of_call = by_key((call, segment) for segment in found for call in segment.calls)
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
     order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
@@ -71,7 +67,7 @@ class Replays:
         self.graph, self.decisions, self._judge = graph, decisions or {}, Judge(graph)
         self._drawing = {task.call for task in graph.tasks if task.draws} if captured else ()
         self.own, self.late = self._judge.own, self._judge.late
-        self._writers = {s: [c.index for c in calls] for s, calls in self._judge.writers.items()}
+        self._writers = by_key((s, c.index) for c in graph.calls for s in c.writes)
 
     def under(self, decisions: Mapping[int, Decision]) -> Replays:
         """The same graph under other decisions, by storage."""
@@ -86,15 +82,16 @@ class Replays:
         refused = {sources for sources, wanted in _groups(listed).items() if reader.refuses(wanted, sources)}
         return [d for d in listed if d.form.returns != RERUN or d.sources not in refused]
 
-    def refuses(self, wanted: set[int], sources: Iterable[int]) -> bool:
+    def refuses(self, wanted: Iterable[int], sources: Iterable[int]) -> bool:
         try:
             self.segment(0, wanted, sources)
         except PlanError:
             return True
         return False
 
-    def segment(self, index: int, wanted: set[int], sources: Iterable[int]) -> SegmentPlan:
+    def segment(self, index: int, wanted: Iterable[int], sources: Iterable[int]) -> SegmentPlan:
         """The segment of storages that come back from ``sources``. Raises PlanError as :func:`recompute_plan`."""
+        wanted = frozenset(wanted)
         for storage in wanted:
             why = self._judge.why_not(storage, FORMS["recompute"])
             if why:
@@ -112,7 +109,7 @@ class Replays:
             for call in calls:
                 check(call, found.inside, min(wanted))
         self._check_rounded(calls, found.inside, wanted)
-        return SegmentPlan(index, frozenset(wanted), found.inside, frozenset(found.calls))
+        return SegmentPlan(index, wanted, found.inside, frozenset(found.calls))
 
     def _stays(self, storage: int) -> bool:
         """Whether a storage is there in backward, with its values, whatever this segment does."""
@@ -145,14 +142,14 @@ class Replays:
 
     def _check_sources(self, call: Call, inside: frozenset[int], wanted: int) -> None:
         for read in (r for r in call.reads if r not in inside and self.graph.storages[r].kind not in OUTSIDE):
-            later = next((w for w in self._judge.writers[read] if w.index > call.index), None)
+            later = next((w for w in self.graph.writers(read) if w.index > call.index), None)
             if later is not None:
                 raise PlanError(
                     f"{self._name(wanted)}: recompute reads storage {read} as {call.op} (call {call.index}) found "
                     f"it, but {later.op} (call {later.index}) overwrites it; cut the segment elsewhere"
                 )
 
-    def _check_rounded(self, calls: Iterable[Call], inside: frozenset[int], wanted: set[int]) -> None:
+    def _check_rounded(self, calls: Iterable[Call], inside: frozenset[int], wanted: frozenset[int]) -> None:
         reads = {r for call in calls for r in call.reads} - inside
         source = next((r for r in sorted(reads) if rounded(r, self.decisions.get)), None)
         for storage in sorted(wanted) if source is not None else ():
@@ -166,9 +163,5 @@ class Replays:
                 )
 
 
-def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], set[int]]:
-    groups: dict[tuple[int, ...], set[int]] = defaultdict(set)
-    for decision in decisions:
-        if decision.form.returns == RERUN:
-            groups[decision.sources].add(decision.storage)
-    return groups
+def _groups(decisions: Iterable[Decision]) -> dict[tuple[int, ...], list[int]]:
+    return by_key((d.sources, d.storage) for d in decisions if d.form.returns == RERUN)

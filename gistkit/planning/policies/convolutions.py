@@ -6,9 +6,9 @@ one for each (a text of :func:`gistkit.planning.cost.by_part`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from gistkit.ir import CallChoice, SavedGraph
+from gistkit.ir import CallChoice, SavedGraph, by_key
 from gistkit.planning.cost import CostTable, by_part, of_part
 
 MEMORY, PERFORMANCE = "m", "p"
@@ -21,10 +21,8 @@ class ConvAlgorithms:
         self._costs = costs
         self._op = {c.index: (c.covered, c.op) for c in graph.calls}
         self.part = {t.index: t.part_name for t in graph.tasks}
-        self.tasks: dict[int, list[int]] = {}
-        for task in graph.tasks:
-            if task.conv is not None and task.call >= 0 and graph.calls[task.call].covered >= 0:
-                self.tasks.setdefault(task.call, []).append(task.index)
+        convs = (t for t in graph.tasks if t.conv is not None and t.call >= 0)
+        self.tasks = by_key((t.call, t.index) for t in convs if graph.calls[t.call].covered >= 0)
 
     def names(self, call: int) -> list[str]:
         """The algorithms that all tasks of a call have; where there are engines, or none that all have, the fastest of
@@ -43,15 +41,11 @@ class ConvAlgorithms:
             names[self.part[t]] = known[0].name
         return by_part(names)
 
-    def of_task(self, task: int, name: str) -> str:
-        """What a call's algorithm is for one of its tasks."""
-        return of_part(name, self.part[task])
-
     def seconds(self, call: int, name: str) -> float:
-        return sum(self._costs.task_s(t, self.of_task(t, name)) for t in self.tasks[call])
+        return sum(self._costs.task_s(t, of_part(name, self.part[t])) for t in self.tasks[call])
 
     def task_workspace(self, task: int, name: str) -> int:
-        return self._costs.workspace_bytes(task, self.of_task(task, name))
+        return self._costs.workspace_bytes(task, of_part(name, self.part[task]))
 
     def workspace(self, call: int, name: str) -> int:
         return max(self.task_workspace(t, name) for t in self.tasks[call])
@@ -69,6 +63,10 @@ class ConvAlgorithms:
         if isinstance(which, Mapping):
             return dict(which)
         return self.memory_optimal() if which == MEMORY else self.performance_optimal()
+
+    def by_call(self, names: Sequence[str]) -> dict[int, str]:
+        """The text of every call for algorithms by task."""
+        return {call: by_part({self.part[t]: names[t] for t in tasks}) for call, tasks in self.tasks.items()}
 
     def choices(self, by_call: Mapping[int, str]) -> tuple[CallChoice, ...]:
         """The choices that carry the names into a plan, in the order of the covered calls."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gistkit.formats import Lossy, narrow_of
-from gistkit.ir import Block, Decision, Plan, Reading, SavedGraph, SavedStorage, Uses, Value
+from gistkit.ir import Decision, Plan, Reading, SavedGraph, SavedStorage
 from gistkit.planning.cost import CostTable, Densities
 from gistkit.planning.forms import (
     MAX_DEPTH,
@@ -59,7 +59,7 @@ def gist(
     paper does, and ``sparse`` False sparse forms. ``spares_host``: leaves out the smallest encodings, as SPARED says.
     Raises ValueError for an unknown format."""
     check_lossy(lossy)
-    planner = Planner(graph, lossy, densities, rebuild=rebuild, sparse=sparse)
+    planner = Planner(graph, lossy, densities, rebuild, sparse)
     decisions = planner.decisions()
     if spares_host and planner.leave_smallest(decisions):
         decisions = planner.decisions()
@@ -83,32 +83,23 @@ def gist_budget(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = 
 
 def figured(graph: SavedGraph, costs: CostTable, budget_bytes: int | None, found: Plan) -> Plan:
     """Gist's plan with peak and seconds: decisions of kept blocks, with values where backward reads them."""
-    blocks = {b.storage: b for b in held(graph) if b.storage >= 0}
-    taken = tuple(d for d in found.decisions if d.storage in blocks and _holds(d, blocks[d.storage]))
+    read = {b.storage: any(u.values for u in b.uses) for b in held(graph) if b.storage >= 0}
+    known = (d for d in found.decisions if d.storage in read)
+    taken = tuple(d for d in known if d.form.values or d.form.made_by_op or not read[d.storage])
     choices = call_choices(Reading(graph), {d.storage: d for d in taken})
     fidelity = "lossy" if any(d.form.rounds_to for d in taken) else "bitwise"
     return make_plan("gist", graph, costs, budget_bytes, taken, choices, details=found.details, fidelity=fidelity)
-
-
-def _holds(decision: Decision, block: Block) -> bool:
-    return decision.form.values or decision.form.made_by_op or not any(u.values for u in block.uses)
 
 
 class Planner:
     """Decides every kept storage of one graph, each once: the smallest of the forms that the judge allows."""
 
     def __init__(
-        self,
-        graph: SavedGraph,
-        lossy: Lossy,
-        densities: Mapping[int, float] | None,
-        *,
-        rebuild: bool = True,
-        sparse: bool = True,
+        self, graph: SavedGraph, lossy: Lossy, densities: Mapping[int, float] | None, rebuild: bool, sparse: bool
     ) -> None:
         self._judge = Judge(graph)
         self.reading = self._judge.reading
-        self.densities = Densities(self.reading, densities)
+        self._densities = Densities(self.reading, densities)
         self._graph = graph
         self._lossy = lossy
         self._rebuilds, self._sparse = rebuild, SPARSE if sparse else ()
@@ -144,32 +135,33 @@ class Planner:
 
     def predicted_bytes(self, decision: Decision) -> int:
         storage = self._graph.storages[decision.storage]
-        saved = self.reading.saved(storage.id)
-        density = None if saved is None else self.densities.of(storage.id, saved.version)
-        return decision.kept_bytes(storage.nbytes, storage.dtype, density)
+        return decision.kept_bytes(storage.nbytes, storage.dtype, self._density(storage.id))
+
+    def _density(self, storage: int) -> float | None:
+        saved = self.reading.saved(storage)
+        return None if saved is None else self._densities.of(storage, saved.version)
 
     def _decision(self, s: SavedStorage) -> Decision:
-        uses = self.reading.uses(s.id)
-        found = None if s.kind == "input" or s.id in self._judge.late else self._judge.own_map(s.id)
-        found = found or self._judge.without_values(s.id)
+        found = self._judge.own_map(s.id) or self._judge.without_values(s.id)
         if found is not None:
             return found
         why = self._judge.why_dense(s.id)
-        if why or uses.value is None:
-            return Decision(s.id, "dense", reason=why)
-        return self._with_values(s, uses, uses.value)
+        return Decision(s.id, "dense", reason=why) if why else self._with_values(s)
 
-    def _with_values(self, s: SavedStorage, uses: Uses, value: Value) -> Decision:
+    def _with_values(self, s: SavedStorage) -> Decision:
         """The smallest of: dense, sparse, narrow, rebuilt; exact forms win ties."""
-        who = f"{uses.readers[0][0].op} reads its values"
-        density = self.densities.of(s.id, value.version)
+        who = f"{self.reading.uses(s.id).readers[0][0].op} reads its values"
+        density = self._density(s.id)
         names = encodings(() if density is None else self._sparse, narrow_of(self._lossy, s.id))
         forms = self._judge.allowed(s.id, names)
         best = min(forms, key=self.predicted_bytes, default=None)
         if best is None or self.predicted_bytes(best) > PAYS * s.nbytes:
             best = Decision(s.id, "dense", reason=f"{who}{self._why_none_pays(density, forms)}")
         else:
-            best = _with_reason(best, who, density)
+            zeros = "" if density is None else f", and {1 - density:.0%} of them are zeros"
+            rest = f", the rest in {best.form.rounds_to}" if best.form.rounds_to else ""
+            why = f"{zeros}{rest}" if best.form.sparse else f": {best.form.rounds_to} until then"
+            best = replace(best, reason=f"{who}{why}")
         again = self._rebuilt(s.id) if self._rebuilds else None
         return again if again and self.predicted_bytes(again) < self.predicted_bytes(best) else best
 
@@ -188,9 +180,3 @@ class Planner:
             return None
         exact = not any(rounded(source, self.decide) for source in found.sources)
         return found if exact or intolerant(storage, self.reading) is None else None
-
-
-def _with_reason(found: Decision, who: str, density: float | None) -> Decision:
-    narrow, zeros = found.form.rounds_to, "" if density is None else f"{1 - density:.0%} of them are zeros"
-    rest = f", the rest in {narrow}" if narrow else ""
-    return replace(found, reason=f"{who}, and {zeros}{rest}" if found.form.sparse else f"{who}: {narrow} until then")

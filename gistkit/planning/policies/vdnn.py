@@ -43,7 +43,7 @@ from dataclasses import replace
 from functools import partial
 
 from gistkit.ir import ACTV, CONV, FORWARD, KERNEL_DTYPES, Block, Decision, Layer, Plan, SavedGraph, layers, scaled
-from gistkit.planning.cost import CostTable
+from gistkit.planning.cost import CostTable, of_part
 from gistkit.planning.forms import capacity, make_plan, own_decisions
 from gistkit.planning.policies.convolutions import MEMORY, PERFORMANCE, ConvAlgorithms
 from gistkit.planning.policies.modnn.modnn import in_parts
@@ -51,7 +51,6 @@ from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, most_par
 from gistkit.planning.simulate import scaled_costs, simulate
 
 ALL, CONVS, NONE = "all", "conv", "none"
-NOTHING = -1
 
 
 def vdnn(
@@ -120,23 +119,19 @@ def vdnn_plus(
     words = {"fidelity": fidelity, "reserve": reserve}
     first = choose_sub_batch(graph, costs, memory_bytes, batch_norm=batch_norm, **words)[0].parts
     most = 1 if fidelity == "bitwise" else most_parts(graph, batch_norm)
+    newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0)
     plan = None
     for parts in splits(batch, first, most):
-        plan = _of_parts(graph, costs, memory_bytes - reserve, parts)
-        plan = replace(plan, details={**plan.details, "sub_batch": -(-batch // parts)})
+        one = scaled(graph, parts)
+        table = costs if parts == 1 else scaled_costs(costs, graph, one)
+        beside = newest if parts > 1 else 0  # while gradients accumulate, a new one lies beside its sum
+        plan = vdnn_dyn(one, table, memory_bytes - reserve - beside)
+        plan = replace(plan, policy="vdnn+", details={**plan.details, "sub_batch": -(-batch // parts)})
         plan = in_parts(plan, graph, costs, budget_bytes, parts, reserve)
         if plan.details["trainable"]:
             break
     assert plan is not None
     return plan
-
-
-def _of_parts(graph: SavedGraph, costs: CostTable, memory_bytes: int, parts: int) -> Plan:
-    """vDNN_dyn's choice for one of so many parts. While gradients accumulate, a new one lies beside its sum."""
-    one = scaled(graph, parts)
-    table = costs if parts == 1 else scaled_costs(costs, graph, one)
-    newest = max((b.nbytes for b in graph.blocks if b.kind == "weight_gradient"), default=0) if parts > 1 else 0
-    return replace(vdnn_dyn(one, table, memory_bytes - newest), policy="vdnn+")
 
 
 def offloads(graph: SavedGraph, which: str) -> tuple[Decision, ...]:
@@ -191,8 +186,8 @@ def find_prefetch_layer(kinds: Sequence[str], waiting: Collection[int], current:
         if layer in waiting:
             return layer
         if kinds[layer] == CONV:
-            return NOTHING
-    return NOTHING
+            break
+    return -1
 
 
 def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, int]:
@@ -201,7 +196,7 @@ def prefetches(kinds: Sequence[str], offloaded: Collection[int]) -> dict[int, in
     waiting, fetched_during = set(offloaded), {}
     for current in range(len(kinds) - 1, -1, -1):
         hit = find_prefetch_layer(kinds, waiting, current)
-        if hit != NOTHING:
+        if hit >= 0:
             waiting.discard(hit)
             fetched_during[hit] = current
     return fetched_during
@@ -215,7 +210,7 @@ def cdma(graph: SavedGraph, costs: CostTable, budget_bytes: int | None = None) -
     compressed transfers where they pay."""
     convolutions = ConvAlgorithms(graph, costs)
     by_call = convolutions.performance_optimal()
-    names = {t: convolutions.of_task(t, by_call[call]) for call, tasks in convolutions.tasks.items() for t in tasks}
+    names = {t: of_part(by_call[call], convolutions.part[t]) for call in by_call for t in convolutions.tasks[call]}
     blocks = {b.storage: b for b in graph.blocks}
     sent = (_packed(blocks[raw.storage], costs, names, raw) for raw in offloads(graph, ALL))
     decisions, choices = (*own_decisions(graph), *sent), convolutions.choices(by_call)

@@ -3,7 +3,7 @@
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
 from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Load, Transfer, delays, load_of
-from gistkit.planning.simulate.segments import Segment, check_sources, decoding, is_decoded, segments, valued
+from gistkit.planning.simulate.segments import Segment, check_sources, decoding, segments, valued
 from gistkit.planning.simulate.simulator import (
     Profile,
     Simulator,

@@ -82,7 +82,7 @@ class _DecidedBlock:
     def __init__(self, graph: SavedGraph, costs: CostTable, decision: Decision, block: Block, context: Context) -> None:
         self.graph, self.costs, self.decision, self.block, self.context = graph, costs, decision, block, context
         self.form = decision.form
-        self.density = costs.densities.get(block.storage)
+        self.size = block.nbytes, block.dtype, costs.densities.get(block.storage)
         signs = [u.task for u in block.uses if not u.values]
         self.signs_on_mask, self.signs_on_payload = (signs, []) if decision.mask else ([], signs)
         self.values = _value_tasks(block, context, signs_too=False)
@@ -129,37 +129,35 @@ class _DecidedBlock:
         if last >= first and nbytes:
             self.intervals.append(Interval(first, last, nbytes, self.block.id, what))
 
-    def _payload_bytes(self, codec: str, density: float | None) -> int:
-        return self.costs.payload_bytes(codec, self.block.nbytes, self.block.dtype, density)
-
     def _own_map(self) -> None:
         block, codec = self.block, self.decision.codec
-        measures = (codec, block.nbytes, block.dtype, None)
-        self._place(block.first, [u.task for u in block.uses], self._payload_bytes(codec, None), "payload")
+        payload_bytes = self.costs.payload_bytes(codec, *self.size)
+        self._place(block.first, [u.task for u in block.uses], payload_bytes, "payload")
         if self.form.values:  # a dropout's noise is there beside input, output and bits
             self._add(block.first, block.first, block.nbytes, "scratch")
-        self.extra.append((block.first, self.costs.encode_s(*measures)))
-        self.extra += [(u.task, self.costs.decode_s(*measures)) for u in block.uses]
+        self.extra.append((block.first, self.costs.encode_s(codec, *self.size)))
+        self.extra += [(u.task, self.costs.decode_s(codec, *self.size)) for u in block.uses]
 
     def _mask(self) -> None:
         block, dead = self.block, self.dead if self.decision.mask else []
         if not (self.signs_on_mask or dead):
             return
-        measures = ("mask1", block.nbytes, block.dtype, None)
         last = max(*self.signs_on_mask, *dead, block.saved)
-        self._add(block.saved, last, self._payload_bytes("mask1", None), "mask")
-        self.extra.append((block.saved, self.costs.encode_s(*measures)))
-        saved_s = self.costs.relu_backward_s(*measures)
+        self._add(block.saved, last, self.costs.payload_bytes("mask1", *self.size), "mask")
+        self.extra.append((block.saved, self.costs.encode_s("mask1", *self.size)))
+        saved_s = self.costs.relu_backward_s("mask1", *self.size)
         self.extra += [(t, saved_s) for t in self.signs_on_mask]
 
     def _rebuilt(self) -> None:
         block, recipe = self.block, self.decision.recipe
         traffic, launches = chain(recipe) if recipe else (2 + len(self.decision.sources), 1)
         seconds = self.costs.copy_s(traffic * block.nbytes) + (launches - 1) * self.costs.copy_s(0)
-        for norm in norms(recipe) if self.needs or self.dead else ():
-            self._factors(norm)
+        covered = self.context.index.covered
+        channels = (self.graph.values[covered[n].operands[0]].shape[1] for n in norms(recipe) if n in covered)
+        factors_bytes = 2 * _FACTOR_BYTES * sum(channels)  # two vectors for each norm whose output is made anew
         self._verified(self.context.index.written.get(block.id, -1))
         for task in self.needs:
+            self._add(task, task, factors_bytes, "scratch")
             self._add(task, task, held(recipe) * block.nbytes, "decoded")
             self.extra.append((task, seconds))
             self._verified(task, arithmetic_bytes(block.nbytes, block.dtype) if norms(recipe) else 0)
@@ -173,14 +171,6 @@ class _DecidedBlock:
             nbytes -= sum(b.nbytes for b in written if b.first == task)
         self._add(task, task, max(0, nbytes), "scratch")
 
-    def _factors(self, norm: int) -> None:
-        """What a batch norm's output is made of anew besides its input: two vectors, at every need."""
-        call = self.context.index.covered.get(norm)
-        if call is not None:
-            channels = self.graph.values[call.operands[0]].shape[1]
-            for task in self.needs:
-                self._add(task, task, 2 * _FACTOR_BYTES * channels, "scratch")
-
     def _again(self) -> None:
         start = self.context.restart.get(self.block.id, min(self.needs, default=self.block.holder))
         last = _held_until(self.block, self.needs, self.context)
@@ -192,14 +182,13 @@ class _DecidedBlock:
         if self.signs_on_payload and not self.form.signs:
             what = f"task {self.signs_on_payload[0]} needs its signs, of which narrow floats lose some"
             raise _wrong(block, self.decision, what, "add mask=True")
-        measures = (codec, block.nbytes, block.dtype, self.density)
-        self._place(block.saved, self.needs, self._payload_bytes(codec, self.density), "payload")
-        self.extra.append((block.saved, self.costs.encode_s(*measures)))
+        self._place(block.saved, self.needs, self.costs.payload_bytes(codec, *self.size), "payload")
+        self.extra.append((block.saved, self.costs.encode_s(codec, *self.size)))
         for task in self.values:
             if task not in self.segments_own:
                 self._add(task, task, block.nbytes, "decoded")
-            self.extra.append((task, self.costs.decode_s(*measures)))
-        self.extra += [(t, self.costs.relu_backward_s(*measures)) for t in self.signs_on_payload]
+            self.extra.append((task, self.costs.decode_s(codec, *self.size)))
+        self.extra += [(t, self.costs.relu_backward_s(codec, *self.size)) for t in self.signs_on_payload]
 
     def _place(self, first: int, needs: list[int], nbytes: int, what: str) -> None:
         """The payload on the device from ``first`` to the last need, or with a stay on the host in between."""
@@ -225,8 +214,7 @@ class _DecidedBlock:
         """A payload; of a sparse one on CUDA the worst-case scratch until its size is known (runtime.sparse_sizes)."""
         if not self.form.sparse:
             return self._add(first, last, nbytes, what)
-        measures = (self.decision.codec, self.block.nbytes, self.block.dtype, self.density)
-        scratch_bytes, packing_bytes = self.costs.scratch_bytes(*measures)
+        scratch_bytes, packing_bytes, decodes_scratch = self.costs.scratch(self.decision.codec, *self.size)
         if not self.costs.hardware.async_counts:
             self._add(first, first, packing_bytes, "scratch")
             return self._add(first, last, nbytes, what)
@@ -236,7 +224,7 @@ class _DecidedBlock:
                 self._add(first, first, nbytes + packing_bytes, what)
             return self._add(first, last, scratch_bytes, "scratch")
         end = last if settled is None else min(settled, last)
-        if settled is None and self.values and not self.costs.decodes_scratch(self.decision.codec):
+        if settled is None and self.values and not decodes_scratch:
             # packed before its first use, when there is room for what is decoded then
             end, settled = self.values[0], self.values[0] + 1
             decoded_bytes = 0 if end in self.segments_own else self.block.nbytes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
 from gistkit.ir import LIBRARY, OPERATORS, RERUN, Decision, Plan
-from gistkit.planning.simulate.segments import Segment, decoding, is_decoded, segments
+from gistkit.planning.simulate.segments import Segment, decoding, segments
 from gistkit.planning.simulate.step_index import StepIndex, used_at
 
 PLAIN_POLICIES = ("plain",)
@@ -82,7 +82,7 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
 
 def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:
     """The segments, each with what is decoded for it alone: nothing else needs that at the task at which it starts."""
-    able = {b for part in parts for b in part.needs if is_decoded(decided.get(b))}
+    able = {b for part in parts for b in part.needs if b in decided and decided[b].form.decoded_by_reader}
     if not able:
         return parts
     rebuilds: dict[int, set[int]] = defaultdict(set)

@@ -3,12 +3,11 @@ when, what the rerun holds meanwhile. Decisions with equal ``sources`` are one s
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gistkit.errors import PlanError
-from gistkit.ir import OPERATORS, RERUN, Decision, digest_bytes, rerun_of
+from gistkit.ir import OPERATORS, RERUN, Decision, by_key, digest_bytes, rerun_of
 from gistkit.planning.simulate.intervals import Effects, Interval
 from gistkit.planning.simulate.step_index import StepIndex
 
@@ -73,9 +72,7 @@ def segments(
     """The segments of a plan's ``recompute`` decisions. ``decided`` holds the plan's decisions by block, ``also`` the
     tasks, by block, that need values besides the block's own uses. Raises PlanError for a storage that backward does
     not need or no task makes, and for sources that are not kept."""
-    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for decision in decisions:
-        groups[decision.sources].append(index.block(decision.storage).id)
+    groups = by_key((d.sources, index.block(d.storage).id) for d in decisions)
     return tuple(_segment(sorted(blocks), sources, index, decided, also or {}) for sources, blocks in groups.items())
 
 
@@ -118,11 +115,6 @@ def _segment(
     return decoding(
         Segment(sources, start, tuple(blocks), found.calls, tuple(sorted(needs)), 0, unread=unread), (), index
     )
-
-
-def is_decoded(decision: Decision | None) -> bool:
-    """Whether a reader makes a storage's values from its form, beside which they take memory."""
-    return decision is not None and decision.form.decoded_by_reader
 
 
 def decoding(segment: Segment, blocks: Iterable[int], index: StepIndex) -> Segment:

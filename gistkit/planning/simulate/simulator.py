@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled
+from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled, summed
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
@@ -157,7 +157,7 @@ class Simulator:
         """Gradients, by block with the task, that ReLUs whose mask a pool's map carries hand on as they are."""
         found = {}
         for choice in (c for c in plan.choices if c.mask_in_pool and c.op == "relu"):
-            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+            for task in self.index.backward_of(choice.covered):
                 written = (self.graph.blocks[b] for b in self.graph.tasks[task].writes)
                 found |= {b.id: task for b in written if b.kind == "gradient" and b.first == task}
         return found
@@ -171,7 +171,7 @@ class Simulator:
     def _joint(self, plan: Plan) -> Iterator[Interval]:
         """The inputs of calls whose node takes both gradients at once, beside the second one."""
         for choice in (c for c in plan.choices if c.joint):
-            for task in self.index.backward_of(self.index.covered[choice.covered].index):
+            for task in self.index.backward_of(choice.covered):
                 if self.graph.tasks[task].part == "input":
                     yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
 
@@ -237,14 +237,8 @@ def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 
 
 def memory_bytes(intervals: Iterable[Interval], tasks: int, reserve: int = 0) -> list[int]:
     """The sum of the intervals during every task, plus ``reserve``."""
-    change = [0] * (tasks + 1)
-    for first, last, nbytes, _, _ in intervals:
-        if first < tasks and last >= first:
-            change[first if first > 0 else 0] += nbytes
-            if last < tasks:
-                change[last + 1] -= nbytes
-    change[0] += reserve
-    return list(accumulate(change[:tasks]))
+    lives = ((first, last, nbytes) for first, last, nbytes, _, _ in intervals)
+    return [reserve + nbytes for nbytes in summed(lives, tasks)]
 
 
 def check_per_sub_batch_norm(caller: str, accepted: object) -> None:

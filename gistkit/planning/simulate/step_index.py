@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, FORWARD, Block, SavedGraph
+from gistkit.ir import BACKWARD, FORWARD, Block, SavedGraph, by_key
 
 
 class StepIndex:
@@ -17,25 +17,18 @@ class StepIndex:
         self.graph = graph
         self.covered = {c.covered: c for c in graph.calls if c.covered >= 0}
         self.by_storage: dict[int, Block] = {b.storage: b for b in graph.blocks if b.storage >= 0}
-        self.written: dict[int, int] = {}
-        self.makers: dict[int, list[int]] = defaultdict(list)
-        self.of_call: dict[int, list[int]] = defaultdict(list)
+        forward = [t for t in graph.tasks if t.phase == FORWARD]
+        self.makers = by_key((block, t.index) for t in forward for block in t.writes)
+        self.written = {block: tasks[-1] for block, tasks in self.makers.items()}
+        self.of_call = by_key((t.call, t.index) for t in graph.tasks)
         self.input_part: dict[int, int] = {}
         self.made_bytes: dict[int, int] = defaultdict(int)
         """By task the bytes of the blocks that are first there during it."""
         for block in graph.blocks:
             self.made_bytes[block.first] += block.nbytes
-        self._read_tasks()
-
-    def _read_tasks(self) -> None:
         weight_part: dict[int, int] = {}
-        for task in self.graph.tasks:
-            self.of_call[task.call].append(task.index)
-            if task.phase == FORWARD:
-                for block in task.writes:
-                    self.written[block] = task.index
-                    self.makers[block].append(task.index)
-            elif task.part == "weight":
+        for task in graph.tasks:
+            if task.part == "weight":
                 weight_part[task.call] = task.index
             elif task.part == "input" and task.call in weight_part:
                 self.input_part[weight_part[task.call]] = task.index
@@ -50,8 +43,8 @@ class StepIndex:
         storages = (self.graph.storages[s.storage] for s in self.covered[covered].saves)
         return max((s.nbytes for s in storages if s.kind != "parameter"), default=0)
 
-    def backward_of(self, call: int) -> list[int]:
-        return [t for t in self.of_call[call] if self.graph.tasks[t].phase == BACKWARD]
+    def backward_of(self, covered: int) -> list[int]:
+        return [t for t in self.of_call[self.covered[covered].index] if self.graph.tasks[t].phase == BACKWARD]
 
     def block(self, storage: int) -> Block:
         """The block of a storage. Raises PlanError for one that the step has not."""

@@ -49,7 +49,7 @@ def uneven(small_width, small=30, large=12):
 def test_the_smallest_encodings_are_left_out_for_the_hosts_time_up_to_a_share_of_gain_and_rest(lossy):
     graph = uneven(2)
     whole, spared = gist(graph, lossy=lossy), gist(graph, lossy=lossy, spares_host=True)
-    planner = Planner(graph, lossy, None)
+    planner = Planner(graph, lossy, None, True, True)
     saved = {d.storage: graph.storages[d.storage].nbytes - planner.predicted_bytes(d) for d in whole.decisions}
     left = {d.storage for d in spared.decisions if "too small for the host's time" in d.reason}
     assert 0 < len(left) < 30

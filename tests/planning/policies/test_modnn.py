@@ -15,7 +15,7 @@ from bench.papers.modnn_devices import modnn_on_devices, modnn_schedule, paper_t
 from gistkit.errors import BudgetError
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.cost.table import cost_table
-from gistkit.planning.policies.modnn.modnn import modnn, schedule
+from gistkit.planning.policies.modnn.modnn import Schedule, modnn
 from gistkit.planning.policies.modnn.sub_batch import choose_sub_batch, parts_of
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.planning.simulate.simulator import simulate
@@ -33,7 +33,7 @@ def check_schedule(found, memory_bytes):
     finished = 0.0
     for t, run in enumerate(found.runs):
         needed = {d.block for d in tdfg.data if any(first <= t <= last for first, last in d.stays)}
-        away = {a.block for a in found.absences if a.release <= t < a.prefetch}
+        away = {a.block for a in found.absences.values() if a.release <= t < a.prefetch}
         assert not away & needed
         alive = [d for d in tdfg.data if d.stays[0][0] <= t <= d.stays[-1][1] and d.block not in needed | away]
         held = tdfg.demand_bytes[t] + costs.workspace_bytes(t, run.algorithm) + sum(d.nbytes for d in alive)
@@ -47,7 +47,7 @@ def check_schedule(found, memory_bytes):
         assert move.start_s >= link_free
         link_free = move.finish_s
     movable = {d.block: d for d in tdfg.data if len(d.stays) > 1}
-    for block, release, prefetch in found.absences:
+    for block, release, prefetch in found.absences.values():
         stay = next(first for first, _ in movable[block].stays if first >= release)
         assert release <= prefetch <= stay
         moves = [m for m in found.moves if m.block == block and m.nbytes == movable[block].nbytes]
@@ -64,7 +64,7 @@ def test_schedules_never_exceed_memory_and_every_use_finds_its_block(graph, shar
     costs = cost_table(graph, FAST_LINK, ways=paper_algorithms)
     budget = budget_between(graph, costs, share, rule, fidelity)
     part, _ = choose_sub_batch(graph, costs, budget, rule=rule, fidelity=fidelity, batch_norm=True)
-    check_schedule(schedule(part, budget), budget)
+    check_schedule(Schedule(part, budget), budget)
 
 
 @cache

@@ -14,11 +14,11 @@ docs/planner.md, "Policies", says what the paper leaves open and how it is settl
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from gistkit.ir import CallChoice, Decision, Plan, SavedGraph
-from gistkit.planning.cost import Algorithm, CostTable, by_part
+from gistkit.ir import Decision, Plan, SavedGraph
+from gistkit.planning.cost import Algorithm, CostTable
 from gistkit.planning.forms import capacity, with_figures
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.policies.modnn.memory import WORKSPACE, Memory, MemoryMap, offload_delay_s
@@ -53,25 +53,6 @@ class Absence(NamedTuple):
     prefetch: int
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The static schedule of a step's part, in its own clock; ``defragmented``: the tasks before which memory was."""
-
-    part: Part
-    runs: tuple[Run, ...]
-    moves: tuple[Move, ...]
-    absences: tuple[Absence, ...]
-    defragmented: tuple[int, ...]
-
-    @property
-    def step_s(self) -> float:
-        return self.part.parts * self.runs[-1].finish_s
-
-    def moved_bytes(self, direction: str) -> int:
-        """Bytes of the whole step over the link in a direction, d2h or h2d."""
-        return self.part.parts * sum(m.nbytes for m in self.moves if m.direction == direction)
-
-
 def modnn(
     graph: SavedGraph,
     costs: CostTable,
@@ -90,17 +71,18 @@ def modnn(
     part, least = choose_sub_batch(
         graph, costs, memory_bytes, fidelity=fidelity, reserve=reserve, batch_norm=batch_norm
     )
-    found = schedule(part, memory_bytes - reserve)
+    found = Schedule(part, memory_bytes - reserve)
     own_clock = {"own_step_s": found.step_s, "defragmentations": len(found.defragmented)}
+    convolutions = ConvAlgorithms(graph, costs)
     reason, bare = "waits on the host between its two uses", bare_plan(graph)
     sent = (
         Decision(graph.blocks[block].storage, "dense", place="host", release=release, prefetch=prefetch, reason=reason)
-        for block, release, prefetch in found.absences
+        for block, release, prefetch in found.absences.values()
     )
     plan = replace(
         bare,
         decisions=(*bare.decisions, *sent),
-        choices=_algorithms(graph, costs, found),
+        choices=convolutions.choices(convolutions.by_call([run.algorithm for run in found.runs])),
         details={"sub_batch": part.size, **own_clock},
         lower_bound_bytes=least["bitwise" if fidelity == "bitwise" else "reassociated"],
     )
@@ -116,26 +98,13 @@ def in_parts(
     return replace(plan, details={**plan.details, "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
 
 
-def _algorithms(graph: SavedGraph, costs: CostTable, found: Schedule) -> tuple[CallChoice, ...]:
-    convolutions, by_call = ConvAlgorithms(graph, costs), {}
-    for call, tasks in convolutions.tasks.items():
-        by_call[call] = by_part({graph.tasks[t].part_name: found.runs[t].algorithm for t in tasks})
-    return convolutions.choices(by_call)
-
-
-def schedule(part: Part, memory_bytes: int) -> Schedule:
-    """Algorithm 1 in ``memory_bytes``, at least ``lower_bound(part)``."""
-    run = _Scheduler(part, memory_bytes)
-    for t in range(len(part.tdfg.transient_bytes)):
-        run.task(t)
-    return Schedule(part, tuple(run.runs), tuple(run.moves), tuple(run.absences.values()), tuple(run.defragmented))
-
-
-class _Scheduler:
-    """Algorithm 1: ``now_s`` is T on StrmC, ``link_s`` when StrmD is free, ``ready_s`` when a block is there."""
+class Schedule:
+    """Algorithm 1: the static schedule of a step's part in ``memory_bytes``, at least ``lower_bound(part)``, in its own
+    clock. ``now_s`` is T on StrmC, ``link_s`` when StrmD is free, ``ready_s`` when a block is there; ``defragmented``
+    are the tasks before which memory was."""
 
     def __init__(self, part: Part, memory_bytes: int) -> None:
-        self.tdfg, self.costs = part.tdfg, part.costs
+        self.part, self.tdfg, self.costs = part, part.tdfg, part.costs
         self.memory = Memory(part.tdfg, MemoryMap(memory_bytes - part.tdfg.resident_bytes))
         self.fastest_s = [min(a.seconds for a in known) for known in part.costs.algorithms]
         self.now_s = self.link_s = 0.0
@@ -144,6 +113,16 @@ class _Scheduler:
         self.moves: list[Move] = []
         self.absences: dict[tuple[int, int], Absence] = {}  # by block and the task that needs it next
         self.defragmented: list[int] = []
+        for t in range(len(part.tdfg.transient_bytes)):
+            self.task(t)
+
+    @property
+    def step_s(self) -> float:
+        return self.part.parts * self.runs[-1].finish_s
+
+    def moved_bytes(self, direction: str) -> int:
+        """Bytes of the whole step over the link in a direction, d2h or h2d."""
+        return self.part.parts * sum(m.nbytes for m in self.moves if m.direction == direction)
 
     def task(self, t: int) -> None:
         self.prepare(t)

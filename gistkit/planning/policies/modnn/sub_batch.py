@@ -19,14 +19,12 @@ batch each is there from the task on that makes it. So a whole batch may need le
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import accumulate
 
 from gistkit.errors import BudgetError
-from gistkit.ir import Plan, SavedGraph, scaled
+from gistkit.ir import Plan, SavedGraph, by_key, scaled, summed
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import check_fidelity, kept_by_ops, own_decisions
 from gistkit.planning.simulate import Interval, Simulator, scaled_costs, trains_batch_norm
@@ -70,12 +68,9 @@ class TDFG:
     @cached_property
     def demand_bytes(self) -> tuple[int, ...]:
         """By task Mmin(t, b) of eq. (1) without workspace: inputs, output, and what its operators make and free."""
-        change = [0] * (len(self.transient_bytes) + 2)
-        for data in self.data:
-            for first, last in data.stays:
-                change[first] += data.nbytes
-                change[last + 1] -= data.nbytes
-        return tuple(map(sum, zip(self.transient_bytes, accumulate(change), strict=False)))
+        tasks = len(self.transient_bytes)
+        stays = ((first, last, data.nbytes) for data in self.data for first, last in data.stays)
+        return tuple(map(sum, zip(self.transient_bytes, summed(stays, tasks), strict=True)))
 
 
 Rule = Callable[[SavedGraph], TDFG]
@@ -221,11 +216,3 @@ def written_by(graph: SavedGraph) -> dict[int, list[int]]:
     """By block the tasks that make or write it."""
     made = [(b.id, b.first) for b in graph.blocks if b.first >= 0]
     return by_key([*made, *((block, t.index) for t in graph.tasks for block in t.writes)])
-
-
-def by_key(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """The values of each key, in the pairs' order."""
-    found: dict[int, list[int]] = defaultdict(list)
-    for key, value in pairs:
-        found[key].append(value)
-    return found

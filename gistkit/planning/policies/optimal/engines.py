@@ -7,12 +7,13 @@ takes for every task the fastest for which its budget has room (as vDNN_dyn's th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gistkit.errors import BudgetError
 from gistkit.ir import Plan, SavedGraph
-from gistkit.planning.cost import Algorithm, CostTable, by_part
+from gistkit.kernels import ENGINE
+from gistkit.planning.cost import Algorithm, CostTable
 from gistkit.planning.forms import with_figures
 from gistkit.planning.policies.convolutions import ConvAlgorithms
 from gistkit.planning.simulate import simulate
@@ -47,7 +48,7 @@ def best_of(
         if table is not fast:
             plan = replace(plan, gap=None)  # of a table on which every task takes longer
         used = table if plan.sub_batches == 1 else table.without_engines(0)
-        plan = _named(plan, graph, costs, {t.index: used.algorithms[t.index][0].name for t in graph.tasks})
+        plan = _named(plan, graph, costs, [known[0].name for known in used.algorithms])
         if table is lean and budget_bytes is not None and plan.sub_batches == 1:
             plan = _raised(plan, graph, costs, budget_bytes - reserve)
         plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=plan.sub_batches)
@@ -61,26 +62,21 @@ def best_of(
     return replace(best, lower_bound_bytes=min(plan.lower_bound_bytes for plan in found))
 
 
-def _named(plan: Plan, graph: SavedGraph, costs: CostTable, names: Mapping[int, str]) -> Plan:
+def _named(plan: Plan, graph: SavedGraph, costs: CostTable, names: Sequence[str]) -> Plan:
     """The plan with these algorithms by task, in the choices of the calls of which one is an engine."""
     convolutions = ConvAlgorithms(graph, costs)
-    engines = {t: {a.name for a in costs.algorithms[t] if a.is_engine} for t in names}
-    by_call = {
-        call: by_part({convolutions.part[t]: names[t] for t in tasks})
-        for call, tasks in convolutions.tasks.items()
-        if any(names[t] in engines[t] for t in tasks)
-    }
+    by_call = {call: name for call, name in convolutions.by_call(names).items() if ENGINE in name}
     choices = {c.covered: c for c in (*plan.choices, *convolutions.choices(by_call))}
     return replace(plan, choices=tuple(choice for _, choice in sorted(choices.items())))
 
 
 def _raised(plan: Plan, graph: SavedGraph, costs: CostTable, room_bytes: int) -> Plan:
     """A plan of least workspace with the fastest algorithm of every task that fits beside what the step holds then."""
-    run, names = simulate(graph, plan, costs), {}
-    for task in graph.tasks:
-        known = sorted(costs.algorithms[task.index], key=leanest)
-        free = room_bytes - run.memory_bytes[task.index] + known[0].workspace_bytes
-        names[task.index] = min((a for a in known if a.workspace_bytes <= free), key=fastest, default=known[0]).name
+    names = []
+    for algorithms, held_bytes in zip(costs.algorithms, simulate(graph, plan, costs).memory_bytes, strict=True):
+        known = sorted(algorithms, key=leanest)
+        free = room_bytes - held_bytes + known[0].workspace_bytes
+        names.append(min((a for a in known if a.workspace_bytes <= free), key=fastest, default=known[0]).name)
     raised = _named(plan, graph, costs, names)
     # a rerun's workspace counts where it runs, beside other tensors
     return raised if simulate(graph, raised, costs).peak_bytes <= room_bytes else plan

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import Any
 
 from gistkit.errors import BudgetError, PlanError
 from gistkit.formats import Lossy
@@ -58,10 +57,10 @@ def optimal(
     the size of the step) the best plan found is returned; ``Plan.gap`` is (step - floor) / step: no choice of what is
     offered takes less than the floor. Raises BudgetError, with the least peak found for the class, where nothing fits;
     ValueError for an unknown class or format or a graph without tasks."""
-    given: dict[str, Any] = {"fidelity": fidelity, "lossy": lossy, "reserve": reserve, "batch_norm": batch_norm}
-    search = partial(_searched, graph, budget_bytes=budget_bytes, seeds=seeds, **given)
+    allowed = Allowed(fidelity, lossy, batch_norm)
+    search = partial(_searched, graph, budget_bytes=budget_bytes, allowed=allowed, reserve=reserve, seeds=seeds)
     limit_s = _limit(graph, time_limit_s)
-    if not costs.has_engines or (fidelity == "bitwise" and lossy is None):
+    if not costs.has_engines or fidelity == "bitwise":
         return search(costs.without_engines(), limit_s=limit_s)
     return best_of(partial(search, limit_s=limit_s / TABLES), graph, costs, budget_bytes, reserve)
 
@@ -70,19 +69,15 @@ def _searched(
     graph: SavedGraph,
     costs: CostTable,
     budget_bytes: int | None,
-    *,
-    fidelity: str,
-    lossy: Lossy,
+    allowed: Allowed,
     reserve: int,
     seeds: Sequence[Plan],
-    batch_norm: bool,
     limit_s: float,
 ) -> Plan:
     """The plan under each task's default algorithm."""
-    allowed = Allowed(fidelity, lossy, batch_norm)
     room_bytes = None if budget_bytes is None else budget_bytes - reserve
     given, narrow_bytes = list(seeds), inf
-    share = NARROW_SHARE if lossy is not None or allowed.part_counts(graph) != [1] else 0.0
+    share = NARROW_SHARE if allowed.lossy is not None or allowed.part_counts(graph) != [1] else 0.0
     if share:
         narrow = Planning(graph, costs, Allowed(), share * limit_s, room_bytes)
         narrow.run()
@@ -95,7 +90,7 @@ def _searched(
     if plan is None:
         assert budget_bytes is not None
         least = int(min(planning.found.peak_bytes, narrow_bytes)) + reserve
-        raise BudgetError(budget_bytes, {fidelity: least}, "raise the budget")
+        raise BudgetError(budget_bytes, {allowed.fidelity: least}, "raise the budget")
     return planning.with_figures(plan, budget_bytes, reserve)
 
 
@@ -113,8 +108,7 @@ def minimise_peak(
     ``peak_bytes`` where it refuses a budget under the same time limit. ``peak_bytes`` is a budget that can be met,
     ``lower_bound_bytes`` one below which no plan of the class is: where both are equal there is no smaller peak.
     ``gap`` is None."""
-    exact = fidelity == "bitwise" and lossy is None
-    costs = costs.without_engines() if exact else costs.preferring(leanest)
+    costs = costs.without_engines() if fidelity == "bitwise" else costs.preferring(leanest)
     planning = Planning(graph, costs, Allowed(fidelity, lossy, batch_norm), _limit(graph, time_limit_s), 0)
     planning.least()
     plan = reasoned(planning.found.search.problem, planning.found.taken)

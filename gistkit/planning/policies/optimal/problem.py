@@ -26,7 +26,6 @@ from gistkit.planning.simulate import (
     StepIndex,
     block_effects,
     decoding,
-    is_decoded,
     scaled_costs,
 )
 
@@ -74,10 +73,10 @@ class Problem:
         self.index = StepIndex(self.graph)
         listed = options(self.graph, self.costs, allowed.lossy)
         reading = Reading(self.graph)
-        self.choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})
+        choices = call_choices(reading, {s: found[0] for s, found in listed.items() if found[0].form.gone})
         self.segments, self.layouts = candidates(self.index, listed, self.costs.captured)
         self._strict = cache(lambda storage, masked: intolerant(storage, reading, masked) is not None)
-        self.bare = Plan("optimal", graph.fingerprint, (), self.choices, sub_batches=parts, fidelity=allowed.fidelity)
+        self.bare = Plan("optimal", graph.fingerprint, (), choices, sub_batches=parts, fidelity=allowed.fidelity)
         self._context = Context.of(self.bare, self.index)
         self._known: dict[tuple, Delta | None] = {}
         self.blocks, forms = of_storages(self.index, listed, self.segments)
@@ -147,7 +146,7 @@ class Problem:
 
     def _set_least(self) -> None:
         decisions = [(key, d) for key in self.keys if (d := self.groups[key[0]][key[1]].decision) is not None]
-        self.decoded = {key for key, decision in decisions if is_decoded(decision)}
+        self.decoded = {key for key, decision in decisions if decision.form.decoded_by_reader}
         """Variants whose values are decoded at each use."""
         sparse = {key for key, decision in decisions if decision.form.sparse}
         self.late = sparse if self.costs.hardware.async_counts else set()
