@@ -32,10 +32,10 @@ def make_plan(
 
 
 def with_figures(
-    plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, *, reserve: int = 0, parts: int = 1
+    plan: Plan, graph: SavedGraph, costs: CostTable, budget_bytes: int | None, *, reserve: int = 0
 ) -> Plan:
-    """A plan with simulated figures, ``reserve`` in its peak; ``kept_bytes`` is what one of ``parts`` keeps. One that
-    names engines of cuDNN is ``reassociated`` at least."""
+    """A plan with simulated figures, ``reserve`` in its peak; ``kept_bytes`` is what one of its sub-batches keeps. One
+    that names engines of cuDNN is ``reassociated`` at least."""
     if plan.fidelity == "bitwise" and any(ENGINE in c.algorithm for c in plan.choices):
         plan = replace(plan, fidelity="reassociated")
     run = simulate(graph, plan, costs, reserve=reserve)
@@ -43,7 +43,7 @@ def with_figures(
     return replace(
         plan,
         plain_bytes=sum(b.nbytes for b in held(graph)),
-        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in held(scaled(graph, parts))),
+        kept_bytes=sum(kept_bytes(b, decided.get(b.storage), costs) for b in held(scaled(graph, plan.sub_batches))),
         budget_bytes=budget_bytes,
         peak_bytes=run.peak_bytes,
         step_s=run.step_s,

@@ -94,7 +94,7 @@ def in_parts(
 ) -> Plan:
     """A plan of one sub-batch as the plan of the step: what one sub-batch keeps, the simulator's peak and seconds."""
     plan = replace(plan, sub_batches=parts, fidelity="reassociated" if parts > 1 else "bitwise")
-    plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=parts)
+    plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve)
     return replace(plan, details={**plan.details, "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
 
 

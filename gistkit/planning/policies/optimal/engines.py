@@ -51,7 +51,7 @@ def best_of(
         plan = _named(plan, graph, costs, [known[0].name for known in used.algorithms])
         if table is lean and budget_bytes is not None and plan.sub_batches == 1:
             plan = _raised(plan, graph, costs, budget_bytes - reserve)
-        plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve, parts=plan.sub_batches)
+        plan = with_figures(plan, graph, costs, budget_bytes, reserve=reserve)
         if budget_bytes is None or plan.peak_bytes <= budget_bytes:
             found.append(plan)
     if not found:
