@@ -11,6 +11,7 @@ from torch import nn
 
 from gistkit.compiled import Settings, partitioner
 from gistkit.compiled.forms import narrow
+from gistkit.compiled.rebuilds import cones
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import (
     CHEAP,
@@ -148,6 +149,22 @@ def test_a_product_takes_its_own_time():
     values = chain(0.0).values | {"y": replace(chain(0.0).values["y"], product_s=0.25)}
     choice = choose(Flow(values, float("inf")), Limits(least_bytes=1))
     assert [cone.time_s for cone in choice.cones] == [0.25, 3.0]
+
+
+def test_what_libraries_alone_read_is_written_by_a_kernel_that_reads_its_sources_anyhow():
+    y = replace(chain(0.0).values["y"], for_libraries=True)
+    for value, time_s in ((y, 1.0), (replace(y, by_row=True), 2.0)):  # a layer norm's kernel sums its rows
+        choice = choose(Flow(chain(0.0).values | {"y": value}, float("inf")), Limits(least_bytes=1))
+        assert [cone.time_s for cone in choice.cones] == [time_s, 3.0]
+
+
+@pytest.mark.parametrize(("enough", "rebuilds"), [(1.0, False), (1.5, True)])
+def test_more_rebuilds_are_made_where_the_usual_share_saves_too_little(monkeypatch, enough, rebuilds):
+    monkeypatch.setattr(partitioner, "USUAL_SHARE", 0.0)
+    monkeypatch.setattr(cones, "ENOUGH", enough)
+    model, x, y = net_of("perceptron", 2048)
+    _, (graph,) = run(loss_of, model, [(x, y)], Settings())
+    assert any(row.form == "rebuild" for row in graph.rows) == rebuilds
 
 
 def test_what_only_forward_makes_stays():

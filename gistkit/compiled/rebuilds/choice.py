@@ -240,7 +240,7 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
         return 0.0
     products = [n for n in reach.nodes if flow.values[n].product_s]
     pointwise = flow.base(made).name not in products
-    joins = made.apart and not any(flow.values[n].by_row for n in reach.nodes)
+    joins = made.for_libraries and not any(flow.values[n].by_row for n in reach.nodes)
     reads = search.limits.bitwise and not joins
     moved = pointwise * (reach.read_bytes * reads + made.read_bytes)
     moved += sum(flow.values[n].read_bytes for n in products if n != flow.base(made).name)

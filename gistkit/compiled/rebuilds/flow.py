@@ -61,7 +61,7 @@ class Value:
     ``view``: it has the storage of its first input. ``follows``: computed anew from its inputs it has the forward's
     bits and layout, by construction. ``settled``: keeping it changes no bit of forward. ``loads``: those of its inputs
     that backward reads too and that forward's kernel loads from memory. ``product_s``: what a product takes.
-    ``by_row``: it reads a value for each row, as a layer norm's mean. ``apart``: only libraries read it in backward."""
+    ``by_row``: it reads a value for each row, as a layer norm's mean. ``for_libraries``: backward's are its readers."""
 
     name: str
     inputs: tuple[str, ...]
@@ -76,7 +76,7 @@ class Value:
     loads: frozenset[str] = frozenset()
     product_s: float = 0.0
     by_row: bool = False
-    apart: bool = False
+    for_libraries: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
             settled=roundings.may_be_kept(node) or arithmetic.count_of(node) is not None, loads=loads,
             product_s=library_s(node) if again else 0.0,
             by_row=by_row(node, relaid),
-            apart=is_needed and all(map(reads_memory, pair.place(node).users)),
+            for_libraries=is_needed and all(map(reads_memory, pair.place(node).users)),
         )  # fmt: skip
         owners.setdefault(storage, values[node.name])
     flow = Flow(values)
