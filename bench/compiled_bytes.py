@@ -36,7 +36,7 @@ from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, pools
 from gistkit.compiled.forms.packing import own_tensors
-from gistkit.compiled.partitioner import TIME_SHARE
+from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
 from gistkit.compiled.rebuilds import rounding
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
 from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=Limits.depth)
     parser.add_argument("--reads", type=float, default=Limits.reads)
     words = parser.parse_args(argv)
-    limits = Limits(words.depth, words.reads, time_share=TIME_SHARE)
+    limits = Limits(words.depth, words.reads, time_share=TIME_SHARE, usual_share=USUAL_SHARE)
     rounding.rounds_within_kernels = lambda pair: True  # as for a GPU
     rows = []
     for dtype in words.dtypes.split(","):

@@ -107,7 +107,8 @@ def set_partitioner(made: Any, behind_fusion: Any) -> None:
             " unset it, or call gistkit.restore(model)"
         )
     config.custom_partitioner_fn = made  # type: ignore[attr-defined]
-    config._post_fusion_custom_pass = config._post_fusion_custom_pass or behind_fusion  # type: ignore[attr-defined]
+    set_already = private("torch._inductor.config", "_post_fusion_custom_pass")
+    config._post_fusion_custom_pass = set_already or behind_fusion  # type: ignore[attr-defined]
 
 
 def frame() -> tuple[int, int]:
@@ -191,7 +192,9 @@ def join(kernels: list[Any]) -> list[Any]:
             private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
 
     def may_join(own: Any, other: Any) -> bool:
-        if other is own or other.is_reduction() or own.get_operation_names() & other.ancestors:
+        if other is own or other.is_reduction() or not own.used_buffer_names() & other.used_buffer_names():
+            return False
+        if own.get_operation_names() & other.ancestors:
             return False
         read = {dep.name for dep in own.read_writes.reads if dep.name in other.get_buffer_names()}
         mine = own.get_nodes()

@@ -91,8 +91,9 @@ class Moves:
                 self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
         share, exact = TIME_SHARE if limited else float("inf"), settings.exact
-        limits = Limits(bitwise=exact, products=limited and exact, time_share=share, bits=bits)
-        choice, cones = planned(pair, limits, static_inputs, USUAL_SHARE if exact else share)
+        usual = USUAL_SHARE if exact and limited else share
+        limits = Limits(bitwise=exact, products=limited and exact, time_share=share, usual_share=usual, bits=bits)
+        choice, cones = planned(pair, limits, static_inputs)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
             slow = ", or not enough for their time" if limited else ""

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Limits, Value, cheapest, region
 
 _ROUNDS = 12
+ENOUGH = 1.5
+"""How many times less is to be kept for the usual share of time to be enough."""
 _SMALL = 64
 """Operands of a rebuild that are this much smaller than its largest one, as statistics and biases, are not counted."""
 ROW_SOURCES = 2
@@ -187,7 +189,13 @@ class _Search:
 
 
 def choose(flow: Flow, limits: Limits) -> Choice:
-    """The choice for a flow; always the same for the same flow and limits."""
+    """The choice for a flow, within the usual share of time where that keeps enough less; always the same for the same
+    flow and limits."""
+    if limits.usual_share < limits.time_share:
+        usual = choose(flow, replace(limits, time_share=limits.usual_share))
+        kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in usual.kept}.values())
+        if ENOUGH * kept_bytes <= flow.plain_bytes():
+            return usual
     search = _Search(flow, limits)
     kept, slow = search.solve(), dict[str, Cone]()
     cones = _cones(search, kept)

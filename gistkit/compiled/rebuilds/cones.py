@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from torch import fx
 
@@ -13,21 +12,11 @@ from gistkit.compiled.rebuilds.choice import Choice, Cone, Limits, choose
 from gistkit.compiled.rebuilds.flow import TWIN, describe
 from gistkit.compiled.split import Pair
 
-ENOUGH = 1.5
-"""How many times less is to be kept for a smaller share of time to be enough."""
 
-
-def planned(
-    pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None, usual_share: float = float("inf")
-) -> tuple[Choice, list[edit.Cone]]:
+def planned(pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None) -> tuple[Choice, list[edit.Cone]]:
     """The choice of rebuilds for a pair, and its cones as nodes of forward, those that read a rebuilt tensor before
-    its own. ``static_inputs``: indices of forward's inputs that outlive the step. ``usual_share``: of the step's time,
-    in place of that of ``limits`` where it is enough."""
-    flow = describe(pair, static_inputs, limits)
-    choice = choose(flow, replace(limits, time_share=min(limits.time_share, usual_share)))
-    kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in choice.kept}.values())
-    if usual_share < limits.time_share and ENOUGH * kept_bytes > flow.plain_bytes():
-        choice = choose(flow, limits)
+    its own. ``static_inputs``: indices of forward's inputs that outlive the step."""
+    choice = choose(describe(pair, static_inputs, limits), limits)
     arithmetic = Arithmetic(pair, limits.bitwise)
     named = {node.name: node for node in pair.forward.graph.nodes}
     return choice, [_as_nodes(cone, named, arithmetic) for cone in reversed(choice.cones)]

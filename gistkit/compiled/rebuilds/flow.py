@@ -42,7 +42,7 @@ class Limits:
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: forward keeps the kernels of plain ``torch.compile``, and only
     rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``time_share``: of the
-    step's modelled time, for all rebuilds. ``bits``: of a float that is kept, at most."""
+    step's modelled time, for all rebuilds, ``usual_share`` where that is enough. ``bits``: of a kept float, at most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -51,6 +51,7 @@ class Limits:
     bitwise: bool = True
     products: bool = True
     time_share: float = float("inf")
+    usual_share: float = float("inf")
     bits: int = 64
 
 
