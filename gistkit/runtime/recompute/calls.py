@@ -4,7 +4,6 @@ storage that the segment makes itself, or a hold on one that is kept."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,9 +55,10 @@ class Operand:
 
     def fits(self, leaf: Any) -> bool:
         """Whether an argument is such a tensor."""
+        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(leaf, torch.Tensor):
+            return False
         return (
-            isinstance(leaf, torch.Tensor)
-            and leaf.dtype is self.dtype
+            leaf.dtype is self.dtype
             and leaf.requires_grad is self.requires_grad
             and (leaf.shape, leaf.stride(), leaf.storage_offset()) == self.where
         )
@@ -160,19 +160,23 @@ def unflattened(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
     return leaves[:count], dict(zip(names, leaves[count:], strict=True))
 
 
-@contextmanager
-def autocast(states: AutocastState) -> Iterator[None]:
+class autocast:
     """Autocast as it was in forward, without its cache of casts."""
-    before, cache = autocast_now(), torch.is_autocast_cache_enabled()
-    if states != before:
-        _set_autocast(states)
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        if states != before:
-            _set_autocast(before)
-        torch.set_autocast_cache_enabled(cache)
+
+    __slots__ = ("_before", "_cache", "_states")
+
+    def __init__(self, states: AutocastState) -> None:
+        self._states, self._before, self._cache = states, autocast_now(), torch.is_autocast_cache_enabled()
+
+    def __enter__(self) -> None:
+        if self._states != self._before:
+            _set_autocast(self._states)
+        torch.set_autocast_cache_enabled(False)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._states != self._before:
+            _set_autocast(self._before)
+        torch.set_autocast_cache_enabled(self._cache)
 
 
 def _set_autocast(states: AutocastState) -> None:
