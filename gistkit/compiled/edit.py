@@ -83,7 +83,8 @@ def rebuild(pair: Pair, cone: Cone) -> None:
         made = places[leaf]
         if held[leaf] is not leaf:
             made = build(torch.ops.aten.reshape.default, made, build.sizes(leaf))
-        if leaf in cone.loaded and is_low(leaf):  # both may become one kernel
+        own = [user for user in leaf.users if user in cone.nodes]
+        if leaf in cone.loaded and is_low(leaf) and not all(map(reads_memory, own)):  # both may become one kernel
             made = build(rounding(), made)
             made.meta[LOADS] = True
         return made

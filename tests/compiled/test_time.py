@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gistkit.compiled import Settings, partitioner
+from gistkit.compiled import Settings, edit, partitioner
 from gistkit.compiled.forms import narrow
+from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.flow import (
     CHEAP,
@@ -23,6 +24,7 @@ from gistkit.compiled.rebuilds.flow import (
     Value,
     library_s,
 )
+from gistkit.compiled.rebuilds.rounding import behind_views
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, loss_of
 
@@ -164,6 +166,20 @@ def test_more_rebuilds_are_made_where_the_usual_share_saves_too_little(monkeypat
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
     assert any(row.form == "rebuild" for row in graph.rows) == rebuilds
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("bottleneck", 16), ("perceptron", 2048)])
+def test_a_product_reads_a_rebuilt_tensor_as_it_is(monkeypatch, as_on_a_gpu, kind, rows):
+    """Rounded anew for it, bf16 would be copied first."""
+    pairs, rebuild = [], edit.rebuild
+    monkeypatch.setattr(edit, "rebuild", lambda pair, cone: (pairs.append(pair), rebuild(pair, cone)))
+    model, x, y = net_of(kind, rows)
+    run(amp_loss, model, [(x, y)], Settings())
+    made = [n for n in pairs[-1].backward.graph.nodes if n.target is torch.ops.gistkit.materialised.default]
+    assert len(made) > 1
+    rounded = [n for n in pairs[-1].backward.graph.nodes if n.target is torch.ops.gistkit.rounded.default]
+    copies = [n for n in rounded if behind_views(n.args[0]) in made]
+    assert not any(reads_memory(user) for node in copies for user in node.users)
 
 
 def test_what_only_forward_makes_stays():
