@@ -23,7 +23,7 @@ from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
 from gistkit.errors import MeasureError, quoted
 from gistkit.ir import Plan, SavedGraph, from_json
-from gistkit.planning.cost import ANEW, CostTable, Hardware, StepTimes, cost_table, preset_name
+from gistkit.planning.cost import ANEW, HOST_FIGURES, CostTable, Hardware, StepTimes, cost_table, preset_name
 from gistkit.planning.simulate import PLAIN_POLICIES, simulate
 from gistkit.profiling import Work, all_tensors, device_name, step_times
 
@@ -98,8 +98,7 @@ def costs_of(
     if times is None:
         return cost_table(graph, hardware, density=density)
     if times.host_s and times.runtime_host_s and hardware.host_s:
-        names = "host_s", "runtime_host_s", "move_host_factor"
-        hardware = replace(hardware, **{name: getattr(times, name) for name in names})
+        hardware = replace(hardware, **{name: getattr(times, name) for name in HOST_FIGURES})
     measured = {"measured_s": times.seconds, "workspace_bytes": times.workspace_bytes, "engines": times.engines}
     return cost_table(graph, hardware, density=density, **measured)
 

@@ -49,7 +49,8 @@ def hardware_table(hardware: Hardware) -> Table:
     if hardware.host_s or hardware.runtime_host_s:
         times = f"{hardware.host_s * 1e6:.1f}, {hardware.runtime_host_s * 1e6:.1f}"
         rows["host us a task, plain and under gistkit"] = times
-        rows["host's time of a rerun, transfer or encoding, in tasks"] = f"{hardware.move_host_factor:.1f}"
+        moves = f"{hardware.move_host_factor:.1f}, {hardware.form_host_factor:.1f}"
+        rows["host's time of a rerun or transfer, of an encoding, in tasks"] = moves
     rows["codecs, times the H200's passes"] = f"{hardware.codec_slowdown:.2f}"
     shown = table(hardware.name, "figure", ">value")
     for row in rows.items():

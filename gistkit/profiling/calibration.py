@@ -255,6 +255,7 @@ class HostTimes(NamedTuple):
     host_s: float = 0.0
     runtime_host_s: float = 0.0
     move_host_factor: float = 1.0
+    form_host_factor: float = 0.0
 
 
 def host_task_s(device: torch.device) -> HostTimes:
@@ -271,21 +272,25 @@ def host_task_s(device: torch.device) -> HostTimes:
 
 def task_s_of(model: nn.Module, graph: SavedGraph, step: Callable[[], Any], device: torch.device) -> HostTimes:
     """The same of a model's step, which ``graph`` was captured of; the model is compressed then. The runtime carries
-    out a plan of no decision, then one of `checkpoint`: what that takes longer is for the tasks that it runs anew. Each
-    is the median timing: a host's steps vary by a third, and a step that it bounds takes what most of them take."""
-    # any device would do: the plan is the one of least peak; a second of the host a task: their sum counts them
-    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0, move_host_factor=1.0))
-    again = POLICIES["checkpoint"](graph, costs)
-    bare, tasks = replace(again, decisions=()), len(graph.tasks)
+    out a plan of no decision, then `checkpoint` and `gist`: what these take longer is for the tasks that the one runs
+    anew and the storages that the other encodes or rebuilds. Each is the median timing: a host's steps vary by a third,
+    and a step that it bounds takes what most of them take."""
+    # any device would do: the plans are those of least peak and of Gist's rules; a second of the host a task, a rerun
+    # and a form: their sum counts them
+    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0, move_host_factor=1.0, form_host_factor=1.0))
+    moves = [POLICIES[name](graph, costs) for name in ("checkpoint", "gist")]
     taken = [seconds(step, device, STEPS, statistics.median)]
-    for plan in (bare, again):
+    for plan in (replace(moves[0], decisions=()), *moves):
         compress(model, with_joint_gradients(graph, costs, plan))
         taken.append(seconds(step, device, STEPS, statistics.median))
         restore(model)
-    reruns = float(Simulator(graph, costs).profile(again).beside.host_s.sum()) - tasks
-    plain_s, task_s = taken[0] / tasks, taken[1] / tasks
-    more = (taken[2] - taken[1]) / reruns / task_s if reruns else 1.0
-    return HostTimes(_rounded(plain_s), _rounded(task_s), _rounded(max(1.0, more)))
+    plain_s, bare_s, *moved_s = (s / len(graph.tasks) for s in taken)
+    simulator, factors = Simulator(graph, costs), []
+    for plan, task_s in zip(moves, moved_s, strict=True):
+        added = float(simulator.profile(plan).beside.host_s.sum()) / len(graph.tasks) - 1
+        factors.append((task_s - bare_s) / bare_s / added if added else 0.0)
+    rerun, form = factors
+    return HostTimes(_rounded(plain_s), _rounded(bare_s), _rounded(max(1.0, rerun)), _rounded(max(0.0, form)))
 
 
 def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:

@@ -42,20 +42,22 @@ def test_the_host_is_timed_by_whole_steps(monkeypatch):
     def timing(run, device, inner, of):
         calls.append(inner)
         assert of([1.0, 2.0, 9.0]) == 2.0  # a host's steps vary: what most of them take
-        assert len(compressed) == len(calls) - 1  # plain first, then a plan of no decision
-        assert all(bool(plan.decisions) == (number == 1) for number, plan in enumerate(compressed))
+        assert len(compressed) == len(calls) - 1  # plain first, then a plan of no decision, of reruns, of forms
+        assert all(bool(plan.decisions) == (number > 0) for number, plan in enumerate(compressed))
         run()
         return 0.11 * len(calls)
 
     monkeypatch.setattr(module, "seconds", timing)
-    plain_s, runtime_s, factor = module.host_task_s(CPU)
+    plain_s, runtime_s, rerun, form = module.host_task_s(CPU)
     model, x = module.small_step(CPU)
     tasks = len(capture(model, (x,), backward=True).tasks)
     assert 12 <= tasks <= 20  # 6 forward; as many nodes backward, the convolutions' with two parts; the output's sum
     assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3)
     assert runtime_s == pytest.approx(0.22 / tasks, rel=1e-3)
-    assert 0.11 / tasks / runtime_s < factor < 0.11 / runtime_s  # what is longer is for less than a step's tasks
-    assert calls == [module.STEPS] * 3
+    assert 0.11 / tasks / runtime_s < rerun < 0.11 / runtime_s  # what is longer is for less than a step's tasks
+    forms = sum(d.codec not in ("", "dense") for d in compressed[2].decisions)
+    assert form == pytest.approx(0.22 / forms / runtime_s, rel=1e-3)
+    assert calls == [module.STEPS] * 4
 
 
 @pytest.mark.parametrize(

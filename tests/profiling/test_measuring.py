@@ -14,7 +14,7 @@ import gistkit
 from gistkit import StepTimes, capture
 from gistkit.api.measuring import costs_of
 from gistkit.ir import Plan
-from gistkit.planning.cost import cost_table
+from gistkit.planning.cost import HOST_FIGURES, cost_table
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.simulate import simulate
 from gistkit.profiling.calibration import HostTimes
@@ -139,10 +139,11 @@ def test_the_hosts_seconds_of_the_model_take_the_place_of_the_hardwares():
     assert _host_task_s(graph, PRESETS["cpu"], model, Work((x,), {})) == HostTimes()
     host = _host_task_s(graph, PRESETS["h200"], model, Work((x,), {}))
     assert 0 < host.host_s < 0.1 and 0 < host.runtime_host_s < 0.1 and host.move_host_factor >= 1
+    assert host.form_host_factor >= 0
     assert "forward" not in vars(model) and all(p.grad is None for p in model.parameters())
     seconds = {t.index: 1e-3 for t in graph.tasks}
     times = StepTimes("a", "NVIDIA H200", 4, 4, 1.0, seconds, **host._asdict())
     found = costs_of(graph, PRESETS["h200"], times).hardware
-    assert (found.host_s, found.runtime_host_s, found.move_host_factor) == host
+    assert tuple(getattr(found, name) for name in HOST_FIGURES) == host
     assert costs_of(graph, PRESETS["cpu"], times).hardware is PRESETS["cpu"]
     assert StepTimes.from_json(times.to_json()) == times

@@ -6,4 +6,4 @@ from gistkit.planning.cost.codec_costs import MEASURED_DENSITY, passes
 from gistkit.planning.cost.density import Densities
 from gistkit.planning.cost.devices import CUDA_LIBRARIES_BYTES, GIB, PRESETS, Hardware, hardware, preset_name
 from gistkit.planning.cost.table import CostTable, cost_table
-from gistkit.planning.cost.times import ANEW, StepTimes, step_fingerprint
+from gistkit.planning.cost.times import ANEW, HOST_FIGURES, StepTimes, step_fingerprint

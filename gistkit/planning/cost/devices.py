@@ -36,7 +36,7 @@ PCIE_GBPS = {3: 15.75, 4: 31.5, 5: 63.0}
 GIB = 2**30
 _LIMITS = {"memory_gbps": 1e6, "codec_slowdown": 1e6, "d2h_gbps": 1e5, "h2d_gbps": 1e5, "both_gbps": 2e5}
 _LIMITS |= dict.fromkeys(("launch_s", "host_s", "runtime_host_s"), 1.0)
-_LIMITS |= {"link_interference": 10.0, "move_host_factor": 1e3}
+_LIMITS |= {"link_interference": 10.0, "move_host_factor": 1e3, "form_host_factor": 1e3}
 _MOST_FLOPS = 1e18
 _DEVICES = ("cuda", "gpu", "mps", "xpu", "hip", "rocm", "auto")
 H200_HOST_S, H200_RUNTIME_HOST_S = 2.0e-5, 1.07e-4
@@ -59,8 +59,8 @@ class Hardware:
     themselves as long as the process lives (cuBLAS's workspaces): it counts in every peak and so in every budget.
     ``host_s`` is how long the host is busy with one task of a step (an op's forward, a node's backward) under plain
     PyTorch, ``runtime_host_s`` the same where gistkit carries out a plan; 0: not known, or host and device are one.
-    A task that a plan runs anew, and a transfer, take the host ``move_host_factor`` tasks, a storage in another form
-    one less, beside the task that saves it (one figure, as each is of 110 to 190 calls on a CPU).
+    A task that a plan runs anew, and a transfer, take the host ``move_host_factor`` tasks; a storage in another form
+    takes it ``form_host_factor``, beside the task that saves it.
     ``link_interference`` is the share by which a task that moving bytes bounds takes longer while a transfer runs
     beside it, in either direction or both; 0: not known, or nothing.
     ``source`` says where the figures are from; plans repeat it, and it makes no hardware another.
@@ -82,6 +82,7 @@ class Hardware:
     host_s: float = 0.0
     runtime_host_s: float = 0.0
     move_host_factor: float = 1.0
+    form_host_factor: float = 0.0
     link_interference: float = 0.0
     source: str = field(default="", compare=False)
 

@@ -14,6 +14,8 @@ from gistkit.ir import Measured, SavedGraph, from_json, to_json
 from gistkit.planning.cost.algorithms import Algorithm
 
 FORMAT, VERSION = "gistkit.times", 2
+HOST_FIGURES = ("host_s", "runtime_host_s", "move_host_factor", "form_host_factor")
+"""The host's, of :class:`StepTimes` as of :class:`Hardware`."""
 ANEW = "measure anew: `gistkit profile MODEL --measure --times FILE`, or gistkit.measure(model, *batch)"
 
 
@@ -28,9 +30,9 @@ class StepTimes:
 
     ``workspace_bytes`` are those of each convolution's tasks in a step of the whole batch, ``channels_last_bytes`` what
     they would be in that memory format, for tasks of which that is less; both empty on a CPU. ``host_s`` and
-    ``runtime_host_s`` are the host's seconds for one task of this model, ``move_host_factor`` how many of them
-    what a plan adds takes (:class:`Hardware`); 0 and 1: not known. ``engines`` are cuDNN's for tasks of covered
-    convolutions, each with its seconds and workspace on the whole batch.
+    ``runtime_host_s`` are the host's seconds for one task of this model, ``move_host_factor`` and ``form_host_factor``
+    how many of them what a plan adds takes (:class:`Hardware`); 0, 0, 1 and 0: not known. ``engines`` are cuDNN's for
+    tasks of covered convolutions, each with its seconds and workspace on the whole batch.
     """
 
     fingerprint: str
@@ -44,6 +46,7 @@ class StepTimes:
     host_s: float = 0.0
     runtime_host_s: float = 0.0
     move_host_factor: float = 1.0
+    form_host_factor: float = 0.0
     engines: dict[int, tuple[Algorithm, ...]] = field(default_factory=dict)
 
     @property
@@ -88,9 +91,9 @@ class StepTimes:
             _refuse("rows", f"at least 0 and at most the batch's {self.batch}", self.rows)
         if not 0 < self.step_s < math.inf:
             _refuse("step_s", "seconds above 0", self.step_s)
-        for name, demand in {"host_s": "seconds", "runtime_host_s": "seconds", "move_host_factor": "tasks"}.items():
+        for name in HOST_FIGURES:
             if not 0 <= getattr(self, name) < math.inf:
-                _refuse(name, f"{demand} of at least 0", getattr(self, name))
+                _refuse(name, "at least 0" + " seconds" * name.endswith("_s"), getattr(self, name))
         for task, taken in self.seconds.items():
             if task < 0 or not 0 < taken < math.inf:
                 _refuse("seconds", "seconds above 0 by number of a task", {task: taken})

@@ -108,10 +108,10 @@ class _DecidedBlock:
             self._add(block.first, dense_last, block.nbytes, "dense")
             self._mask()
             self._form()
-        factor = self.costs.hardware.move_host_factor
-        issued = [(t.issue, factor) for t in self.transfers]
+        hardware = self.costs.hardware
+        issued = [(t.issue, hardware.move_host_factor) for t in self.transfers]
         if self.form.returns not in (STAY, RERUN):  # encoded and decoded, or rebuilt
-            issued.append((max(block.saved, 0), factor - 1))
+            issued.append((max(block.saved, 0), hardware.form_host_factor))
         return Effects(tuple(self.intervals), tuple(self.extra), tuple(self.transfers), tuple(issued))
 
     def _form(self) -> None:

@@ -171,7 +171,7 @@ def test_what_runs_anew_or_is_encoded_takes_the_host_longer():
     once = replace(hardware("h200"), runtime_host_s=1.0)
 
     def host_tasks(plan, factor):
-        costs = cost_table(graph, replace(once, move_host_factor=factor))
+        costs = cost_table(graph, replace(once, move_host_factor=factor, form_host_factor=factor))
         return float(Simulator(graph, costs).profile(plan).beside.host_s.sum())
 
     for policy in ("checkpoint", "gist", "vdnn-all"):
