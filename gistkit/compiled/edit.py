@@ -17,7 +17,7 @@ from gistkit.compiled import compat
 from gistkit.compiled.operators import convolving, dividing, materialised, rounding, taking, writing
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
 from gistkit.compiled.rebuilds.rounding import is_low
-from gistkit.compiled.split import Pair, is_tensor, is_view, storage_bytes, value
+from gistkit.compiled.split import Pair, is_tensor, is_view, memory_order, storage_bytes, value
 
 _ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
 
@@ -149,7 +149,7 @@ def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:
 
 def strides(pair: Pair, x: torch.Tensor) -> list[int] | None:
     """The layout that Inductor gives to a tensor of forward that it saves; None where a size is symbolic."""
-    if x.dim() == 4 and compat.prefers_channels_last(pair.forward):
+    if x.dim() == 4 and memory_order(x) == (0, 1, 2, 3) and compat.prefers_channels_last(pair.forward):
         x = torch.empty_like(x, memory_format=torch.channels_last)
     return list(x.stride()) if all(isinstance(s, int) for s in x.stride()) else None
 

@@ -1,11 +1,14 @@
 """Forms as operators of a graph: bits round trip, narrow floats have the codes of the kernels' oracle."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gistkit.compiled.edit import Builder
+from gistkit.compiled import compat
+from gistkit.compiled.edit import Builder, strides
 from gistkit.compiled.forms.bits import packed
 from gistkit.compiled.forms.narrow import Narrow, narrow
 from gistkit.formats import VALUE_FORMS
@@ -114,3 +117,11 @@ def test_blocks_lie_in_the_order_of_the_memory():
     assert torch.equal(payload[0].flatten()[: flat.numel()], codes) and torch.equal(payload[1].flatten(), exponents)
     expected = ops.narrow_decode(codes, exponents, flat.numel(), x.dtype, fmt.name, scaling)
     assert torch.equal(back.permute(0, 2, 3, 1).reshape(-1), expected) and back.stride() == x.stride()
+
+
+def test_what_is_decoded_lies_as_forward_left_it(monkeypatch):
+    monkeypatch.setattr(compat, "prefers_channels_last", lambda graph: True)
+    pair = SimpleNamespace(forward=None)
+    image, heads = torch.empty(2, 3, 7, 8), torch.empty(2, 7, 3, 8).transpose(1, 2)
+    assert strides(pair, image) == [168, 1, 24, 3]  # Inductor lays it out so
+    assert strides(pair, heads) == list(heads.stride())  # an attention's own result
