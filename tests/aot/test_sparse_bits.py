@@ -16,7 +16,7 @@ from gistkit.kernels.sparse.ends import ends_kernel
 from gistkit.kernels.sparse.operators import CSR_SLOTS, UNBOUNDED
 from gistkit.kernels.sparse.spill import columns_start, group_slots, spill_bytes, spill_origin
 from tests.aot.harness import compile_kernel
-from tests.aot.test_sparse import BACKWARDS, PROGRAM, READERS, compiled, packer
+from tests.aot.test_sparse import PROGRAM, READERS, compiled, packer
 from tests.support.sparse_cases import EMPTY, PAYLOADS, SparseCase, decoded, relu_gradient, sparse_case
 from tests.support.tensors import float_values, same_bits
 from tests.support.warp import bases, launch
@@ -59,7 +59,7 @@ def test_spilled(codec, dtype, fmt, room, spill_first):
     else:
         index, values = reference.csr_compact(index, scratch, counts, capacity, spill)
     payload = (index, counts, values, EMPTY)
-    for kernel, before, after in ((READERS[codec], [], [EMPTY]), (BACKWARDS[codec], [case.grad], [])):
+    for grad in (False, True):
         out, behind = np.full_like(array(case.x), -1), np.zeros(0, np.uint8)
         if spill_first:
             # the first array's memory holds the spill as well: distances are negative
@@ -68,16 +68,16 @@ def test_spilled(codec, dtype, fmt, room, spill_first):
         room = np.concatenate((out.view(np.uint8), behind)).view(out.dtype)
         octets, ends = array(index).view(np.uint8), array(counts.long())
         structure = [octets, array(counts), ends] if codec == "zvc" else [array(counts), ends, octets]
-        arrays = [room, *map(array, before), *structure, array(values), *map(array, after)]
+        arrays = [room, array(case.grad), *structure, array(values), array(EMPTY)]
         at = bases([*arrays, array(spill)])
         spill_at = at[0] + room.nbytes - spill.numel() if spill_first else at[-2]
-        ends[:] = redirected(counts, stride, capacity, (spill_at - at[len(before) + 4]) // item)
+        ends[:] = redirected(counts, stride, capacity, (spill_at - at[5]) // item)
         # zvc's kernels are those of any packed array, and know of no spill: it is only there
         numbers = [n, 0] if codec == "zvc" else [spill_at, n, capacity, columns_start(whole, capacity, item)]
-        ptx = compiled(kernel, dtype, fmt=case.fmt, spill=True).ptx
+        ptx = compiled(READERS[codec], dtype, fmt=case.fmt, spill=True, grad=grad).ptx
         launch(ptx, [*arrays, *numbers, array(spill)], ceil_div(n, PROGRAM))
         form = (case.fmt, "none", True, spill)
-        expected = (relu_gradient if before else decoded)(reference, case, (*payload, *form), codec)
+        expected = (relu_gradient if grad else decoded)(reference, case, (*payload, *form), codec)
         assert np.array_equal(room[:n], array(expected))
 
 

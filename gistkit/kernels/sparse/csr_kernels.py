@@ -25,6 +25,7 @@ from gistkit.kernels.warp.octets import (
     OCTET,
     load_octets,
     octet_marks,
+    passed,
     passing_flags,
     row_places,
     spread_program,
@@ -170,7 +171,7 @@ def _stage_rows(
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, PIECES: tl.constexpr,
     FLAGS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """The rows' elements to the stage, as patterns of DTYPE; FLAGS: see _put, DTYPE is then the values'."""
+    """The rows' elements to the stage, as patterns of DTYPE; FLAGS: see _put."""
     scale = tl.full((LANES,), 1.0, tl.float32)
     if PACKED:
         if SCALING == "block":
@@ -206,68 +207,40 @@ def _stage_rows(
 
 @triton.jit(do_not_specialize=["n", "plane", "columns_at"])
 def csr_decode_kernel(
-    x_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, spill_ptr, n, plane, columns_at,
+    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, exponents_ptr, spill_ptr, n, plane, columns_at,
     FMT: tl.constexpr, SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr,
-    WHOLE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
+    WHOLE: tl.constexpr, GRAD: tl.constexpr, GRAD_WIDE: tl.constexpr, PIECES: tl.constexpr, SPILL: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
-    """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere. WIDE: columns_ptr and values_ptr are
-    16-byte aligned, WHOLE: n is a multiple of 8. PIECES: octets of a lane that are loaded before the first is used.
-    plane: items of values_ptr, which fp10 and SPILL (see columns_base) ask for."""
+    """CHUNKS rows of x: the stored elements at their columns, +0 elsewhere. GRAD: of grad where an element is stored
+    that is not a negative zero, else +0, bit patterns throughout; SCALING is none then. WIDE: columns_ptr and
+    values_ptr are 16-byte aligned, WHOLE: n is a multiple of 8, GRAD_WIDE: it is and grad_ptr is 16-byte aligned.
+    PIECES: octets of a lane that are loaded before the first is used. plane: items of values_ptr, which fp10 and SPILL
+    (see columns_base) ask for."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    STAGED: tl.constexpr = 1 if GRAD else XB
     first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
     lane = tl.arange(0, LANES)
-    x_ptr += first_row * COLUMNS
-    left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
-    start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
-    if SPILL:
-        columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-    stage = open_stage(lane, XB)
-    clear_stage(stage, lane, CHUNKS * COLUMNS * XB)
-    stage = warp_sync(stage)
-    _stage_rows(
-        stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT, SCALING, PACKED, DTYPE, WIDE,
-        PIECES, False, ASM,
-    )  # fmt: skip
-    stage = warp_sync(stage)
-    # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
-    ITEMS: tl.constexpr = 16 // XB
-    for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
-        place = lane * ITEMS + first
-        store_octet(x_ptr, unstage_words(stage + place * XB, 4), place, left, XB, WHOLE)
-
-
-@triton.jit(do_not_specialize=["n", "plane", "columns_at"])
-def csr_backward_kernel(
-    out_ptr, grad_ptr, counts_ptr, ends_ptr, columns_ptr, values_ptr, spill_ptr, n, plane, columns_at,
-    FMT: tl.constexpr, PACKED: tl.constexpr, WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr,
-    PIECES: tl.constexpr, SPILL: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """CHUNKS rows of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout.
-
-    WIDE, WHOLE, PIECES, SPILL: as in csr_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8.
-    """
-    XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
-    first_row = spread_program(PACKED and FMT == "fp10") * CHUNKS
-    lane = tl.arange(0, LANES)
-    grad_ptr += first_row * COLUMNS
     out_ptr += first_row * COLUMNS
     left = tl.minimum(n - first_row * COLUMNS, CHUNKS * COLUMNS).to(tl.int32)
     start, bounds = program_rows(first_row, n, counts_ptr, ends_ptr, PACKED)
     if SPILL:
         columns_ptr = columns_base(columns_ptr, values_ptr, spill_ptr, start, plane, columns_at)
-    grads = load_octets(grad_ptr, left, XB, GRAD_WIDE)
-    stage = open_stage(lane, 1)
-    clear_stage(stage, lane, CHUNKS * COLUMNS)
+    if GRAD:
+        grads = load_octets(grad_ptr + first_row * COLUMNS, left, XB, GRAD_WIDE)
+    stage = open_stage(lane, STAGED)
+    clear_stage(stage, lane, CHUNKS * COLUMNS * STAGED)
     stage = warp_sync(stage)
     _stage_rows(
-        stage, columns_ptr, values_ptr, columns_ptr, start, bounds, plane, lane, FMT, "none", PACKED,
-        values_ptr.dtype.element_ty, WIDE, PIECES, True, ASM,
+        stage, columns_ptr, values_ptr, exponents_ptr, start, bounds, plane, lane, FMT, SCALING, PACKED, DTYPE, WIDE,
+        PIECES, GRAD, ASM,
     )  # fmt: skip
     stage = warp_sync(stage)
-    for r in tl.static_range(CHUNKS):
-        place = lane * OCTET + r * COLUMNS
-        flags = spread_flags(unstage_words(stage + place, 2), XB)
-        words = ()
-        for w in tl.static_range(2 * XB):
-            words += (grads[r * 2 * XB + w] & flags[w],)
+    # 16 bytes a lane beside its neighbours': eight elements of fp32 would fill half a sector a store
+    ITEMS: tl.constexpr = OCTET if GRAD else 16 // XB
+    for first in tl.static_range(0, CHUNKS * COLUMNS, LANES * ITEMS):
+        place = lane * ITEMS + first
+        words = unstage_words(stage + place * STAGED, ITEMS * STAGED // 4)
+        if GRAD:
+            words = passed(grads, first // LANES // OCTET * 2 * XB, spread_flags(words, XB))
         store_octet(out_ptr, words, place, left, XB, WHOLE)

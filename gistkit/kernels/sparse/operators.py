@@ -13,6 +13,7 @@ for ``plane`` get 0: launches are looked up by their integers, and the number of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,11 +22,11 @@ from gistkit.formats import CSR_COLUMNS, ZVC_SLOT, ceil_div
 from gistkit.kernels.layout import bits_of, padded
 from gistkit.kernels.ops import sparse_arrays
 from gistkit.kernels.sparse.compact_kernels import compact_kernel
-from gistkit.kernels.sparse.csr_kernels import csr_backward_kernel, csr_decode_kernel, csr_encode_kernel
+from gistkit.kernels.sparse.csr_kernels import csr_decode_kernel, csr_encode_kernel
 from gistkit.kernels.sparse.ends import ends
 from gistkit.kernels.sparse.spill import columns_start
 from gistkit.kernels.sparse.values import TRITON_DTYPES
-from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
+from gistkit.kernels.sparse.zvc_kernels import zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level, launch_warps
 
 CSR_ROWS = 4  # rows a program
@@ -98,50 +99,54 @@ def _compact(columns, values, counts, stride: int, packed_columns, packed, spill
 
 def zvc_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from zvc's payload: values at 1024 * slot (packed=False) or close together."""
-    x = torch.empty((n,), dtype=dtype, device=values.device)
-    launch_warps(
-        zvc_decode_kernel, counts.numel(), x,
-        bits_of(x) if fmt == "raw" else x, index.view(torch.uint8), counts,
-        _ends(counts, ZVC_SLOT, values, packed, spill), bits_of(values), exponents, n, _plane(values, fmt),
-        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], **_constants(x, n, fmt, packed, values),
-    )  # fmt: skip
-    return x
+    return _decoded(_read_zvc, (index, counts, values, exponents), n, dtype, fmt, scaling, packed, spill)
 
 
 def csr_decode(index, counts, values, exponents, n, dtype, fmt, scaling, packed, spill=None) -> torch.Tensor:
     """dtype[n] from csr's payload: rows at 256 * row (packed=False) or close together."""
-    x = torch.empty((n,), dtype=dtype, device=values.device)
-    there, columns_at = _csr_spill(counts, index, values, spill)
-    launch_warps(
-        csr_decode_kernel, ceil_div(counts.numel(), CSR_ROWS), x,
-        bits_of(x) if fmt == "raw" else x, counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
-        bits_of(values), exponents, there, n, _plane(values, fmt, spill), columns_at,
-        SCALING=scaling, DTYPE=TRITON_DTYPES[dtype], PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
-        **_constants(x, n, fmt, packed, index, values),
-    )  # fmt: skip
-    return x
+    return _decoded(_read_csr, (index, counts, values, exponents), n, dtype, fmt, scaling, packed, spill)
 
 
 def zvc_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """As the oracle has it. out may be grad: programs read what they write before they write it."""
-    n = grad.numel()
-    launch_warps(
-        zvc_backward_kernel, counts.numel(), grad,
-        bits_of(out), bits_of(grad), index.view(torch.uint8), counts, _ends(counts, ZVC_SLOT, values, packed, spill),
-        bits_of(values), n, _plane(values, fmt), GRAD_WIDE=_octets(grad), **_constants(grad, n, fmt, packed, values),
-    )  # fmt: skip
+    _read_zvc(bits_of(out), bits_of(grad), (index, counts, values, exponents), grad.dtype, fmt, "none", packed, spill)
 
 
 def csr_relu_backward(grad, index, counts, values, exponents, out, fmt, scaling, packed, spill=None) -> None:
     """As :func:`zvc_relu_backward`, from csr's payload."""
-    n = grad.numel()
-    there, columns_at = _csr_spill(counts, index, values, spill)
+    _read_csr(bits_of(out), bits_of(grad), (index, counts, values, exponents), grad.dtype, fmt, "none", packed, spill)
+
+
+def _decoded(read: Callable[..., None], payload: tuple, n: int, dtype: torch.dtype, fmt: str, *form) -> torch.Tensor:
+    x = torch.empty((n,), dtype=dtype, device=payload[0].device)
+    read(bits_of(x) if fmt == "raw" else x, None, payload, dtype, fmt, *form)
+    return x
+
+
+def _read_zvc(out, grad, payload: tuple, dtype: torch.dtype, fmt: str, scaling: str, packed: bool, spill) -> None:
+    """The elements, of dtype, to out, or grad where they let it pass."""
+    index, counts, values, exponents = payload
     launch_warps(
-        csr_backward_kernel, ceil_div(counts.numel(), CSR_ROWS), grad,
-        bits_of(out), bits_of(grad), counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
-        bits_of(values), there, n, _plane(values, fmt, spill), columns_at,
-        GRAD_WIDE=_octets(grad), PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
-        **_constants(grad, n, fmt, packed, index, values),
+        zvc_decode_kernel, counts.numel(), out,
+        out, counts if grad is None else grad, index.view(torch.uint8), counts,
+        _ends(counts, ZVC_SLOT, values, packed, spill), bits_of(values), exponents, out.numel(), _plane(values, fmt),
+        SCALING=scaling, **_reading(out, grad, dtype, fmt, packed, values),
+    )  # fmt: skip
+
+
+def _read_csr(out, grad, payload: tuple, dtype: torch.dtype, fmt: str, scaling: str, packed: bool, spill) -> None:
+    """As :func:`_read_zvc`, from csr's payload."""
+    index, counts, values, exponents = payload
+    # what stands in the spill's place where there is none
+    there, columns_at = index, 0
+    if spill is not None:
+        there, columns_at = spill, columns_start(counts.numel() * CSR_COLUMNS, values.numel(), values.element_size())
+    launch_warps(
+        csr_decode_kernel, ceil_div(counts.numel(), CSR_ROWS), out,
+        out, counts if grad is None else grad, counts, _ends(counts, CSR_COLUMNS, values, packed, spill), index,
+        bits_of(values), exponents, there, out.numel(), _plane(values, fmt, spill), columns_at,
+        SCALING=scaling, PIECES=CSR_PIECES[fmt], SPILL=spill is not None,
+        **_reading(out, grad, dtype, fmt, packed, index, values),
     )  # fmt: skip
 
 
@@ -170,13 +175,8 @@ def _encoding(x: torch.Tensor, fmt: str) -> dict[str, Any]:
     return {"FMT": fmt, "DTYPE": TRITON_DTYPES[x.dtype], "WIDE": _octets(x), "ASM": asm_level(x)}
 
 
-def _constants(x: torch.Tensor, n: int, fmt: str, packed: bool, *arrays: torch.Tensor) -> dict[str, Any]:
-    """What readers are compiled for: x's device, n elements, arrays whose items are read eight at a time."""
-    return {"FMT": fmt, "PACKED": packed, "WIDE": _aligned(*arrays), "WHOLE": n % 8 == 0, "ASM": asm_level(x)}
-
-
-def _csr_spill(counts, columns, values, spill: torch.Tensor | None) -> tuple[torch.Tensor, int]:
-    """csr's spill, or what stands in its place, and the bytes of it before its run of columns."""
-    if spill is None:
-        return columns, 0
-    return spill, columns_start(counts.numel() * CSR_COLUMNS, values.numel(), values.element_size())
+def _reading(out, grad, dtype: torch.dtype, fmt: str, packed: bool, *arrays: torch.Tensor) -> dict[str, Any]:
+    """What readers are compiled for; arrays: those whose items are read eight at a time."""
+    wide = {"WIDE": _aligned(*arrays), "WHOLE": out.numel() % 8 == 0, "GRAD_WIDE": grad is not None and _octets(grad)}
+    form = {"FMT": fmt, "PACKED": packed, "DTYPE": TRITON_DTYPES[dtype], "GRAD": grad is not None}
+    return {**form, **wide, "ASM": asm_level(out)}

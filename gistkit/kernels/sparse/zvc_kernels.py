@@ -18,6 +18,7 @@ from gistkit.kernels.warp.octets import (
     load_octets,
     octet_marks,
     octet_places,
+    passed,
     spread_program,
     store_octet,
     store_octets,
@@ -75,61 +76,39 @@ def _load_marks(marks_ptr, slot, lane):
 
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
-    x_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
+    out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
     SCALING: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr, WIDE: tl.constexpr, WHOLE: tl.constexpr,
-    ASM: tl.constexpr,
+    GRAD: tl.constexpr, GRAD_WIDE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """One slot of x: an element's value stands at its rank among the set bits. WIDE: values_ptr is 16-byte aligned,
-    WHOLE: n is a multiple of 8."""
+    """One slot of x: an element's value stands at its rank among the set bits. GRAD: of grad where an element is stored
+    that is not a negative zero, else +0, bit patterns throughout; SCALING is none then. WIDE: values_ptr is 16-byte
+    aligned, WHOLE: n is a multiple of 8, GRAD_WIDE: it is and grad_ptr is 16-byte aligned."""
     XB: tl.constexpr = DTYPE.primitive_bitwidth // 8
+    STAGED: tl.constexpr = 1 if GRAD else XB
     slot = spread_program(PACKED and FMT == "fp10")
     lane = tl.arange(0, LANES)
     left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
     count = tl.load(counts_ptr + slot).to(tl.int32)
     start = slot_start(slot, count, ends_ptr, SLOT, PACKED)
-    marks = _load_marks(marks_ptr, slot, lane)
+    marks = ()
+    for c in tl.static_range(CHUNKS):
+        marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)
     places, _ = octet_places(marks)
-    x_ptr += slot * SLOT
-    stage = open_stage(lane, XB)
+    out_ptr += slot * SLOT
+    if GRAD:
+        grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
+    stage = open_stage(lane, STAGED)
     # octets of values are aligned in the whole array, so they start inside the last slot's
     skipped = (start & (OCTET - 1)).to(tl.int32)
     stage_values(
         stage, values_ptr, exponents_ptr, start - skipped, count + skipped, plane, lane, FMT, SCALING, PACKED, DTYPE,
-        WIDE, CHUNKS + PACKED, False, ASM,
+        WIDE, CHUNKS + PACKED, GRAD, ASM,
     )  # fmt: skip
-    stage = warp_sync(stage) + skipped * XB
+    stage = warp_sync(stage) + skipped * STAGED
     for c in tl.static_range(CHUNKS):
-        words = pull_octet(stage + places[c] * XB, marks[c], XB)
-        store_octets(x_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
-
-
-@triton.jit(do_not_specialize=["n", "plane"])
-def zvc_backward_kernel(
-    out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, n, plane, FMT: tl.constexpr, PACKED: tl.constexpr,
-    WIDE: tl.constexpr, GRAD_WIDE: tl.constexpr, WHOLE: tl.constexpr, ASM: tl.constexpr,
-):  # fmt: skip
-    """One slot of grad where an element is stored that is not a negative zero, else +0; bit patterns throughout. WIDE,
-    WHOLE: as in zvc_decode_kernel; GRAD_WIDE: grad_ptr is 16-byte aligned and n a multiple of 8."""
-    XB: tl.constexpr = grad_ptr.dtype.element_ty.primitive_bitwidth // 8
-    slot = spread_program(PACKED and FMT == "fp10")
-    lane = tl.arange(0, LANES)
-    left = tl.minimum(n - slot * SLOT, SLOT).to(tl.int32)
-    count = tl.load(counts_ptr + slot).to(tl.int32)
-    start = slot_start(slot, count, ends_ptr, SLOT, PACKED)
-    marks = _load_marks(marks_ptr, slot, lane)
-    places, _ = octet_places(marks)
-    out_ptr += slot * SLOT
-    grads = load_octets(grad_ptr + slot * SLOT, left, XB, GRAD_WIDE)
-    stage = open_stage(lane, 1)
-    skipped = (start & (OCTET - 1)).to(tl.int32)
-    stage_values(
-        stage, values_ptr, values_ptr, start - skipped, count + skipped, plane, lane, FMT, "none", PACKED,
-        values_ptr.dtype.element_ty, WIDE, CHUNKS + PACKED, True, ASM,
-    )  # fmt: skip
-    stage = warp_sync(stage) + skipped
-    for c in tl.static_range(CHUNKS):
-        flags = pull_octet(stage + places[c], marks[c], XB, True)
-        words = ()
-        for w in tl.static_range(2 * XB):
-            words += (grads[c * 2 * XB + w] & flags[w],)
-        store_octet(out_ptr, words, lane * OCTET + c * CHUNK, left, XB, WHOLE)
+        words = pull_octet(stage + places[c] * STAGED, marks[c], XB, GRAD)
+        place = lane * OCTET + c * CHUNK
+        if GRAD:
+            store_octet(out_ptr, passed(grads, c * 2 * XB, words), place, left, XB, WHOLE)
+        else:
+            store_octets(out_ptr, words, place, left, XB, WHOLE)

@@ -16,7 +16,7 @@ from gistkit.kernels.sparse.ends import FEW, GROUP, ends_kernel, rounds, sums_ke
 from gistkit.kernels.sparse.operators import PIECES, RUN, UNBOUNDED, ZVC_SLOTS
 from gistkit.kernels.sparse.spill import group_slots
 from gistkit.kernels.sparse.values import TRITON_DTYPES
-from gistkit.kernels.sparse.zvc_kernels import zvc_backward_kernel, zvc_decode_kernel, zvc_encode_kernel
+from gistkit.kernels.sparse.zvc_kernels import zvc_decode_kernel, zvc_encode_kernel
 from gistkit.kernels.warp.lanes import asm_level
 
 Packed = tuple[torch.Tensor, ...]
@@ -41,11 +41,12 @@ class ZvcLaunches:
         def ready(kernel: Any, *dtypes: torch.dtype, num_warps: int = 1, **constants: Any) -> Ready:
             return Ready(kernel, index, num_warps, dtypes, **constants)
 
-        form = {"FMT": fmt, "PACKED": True, "WIDE": True, "WHOLE": whole, "ASM": asm}
-        decoded = bits if fmt == "raw" else dtype
+        decoded, payload = bits if fmt == "raw" else dtype, (u8, i16, i64, items, u8)
+        form = {"FMT": fmt, "SCALING": "none", "PACKED": True, "DTYPE": element, "WIDE": True, "WHOLE": whole}
+        plain, masked = ({**form, "GRAD": grad, "GRAD_WIDE": grad and whole, "ASM": asm} for grad in (False, True))
         self._encode = ready(zvc_encode_kernel, bits, u8, i16, items, FMT=fmt, DTYPE=element, WIDE=whole, ASM=asm)
-        self._decode = ready(zvc_decode_kernel, decoded, u8, i16, i64, items, u8, SCALING="none", DTYPE=element, **form)
-        self._backward = ready(zvc_backward_kernel, bits, bits, u8, i16, i64, items, GRAD_WIDE=whole, **form)
+        self._decode = ready(zvc_decode_kernel, decoded, i16, *payload, **plain)
+        self._backward = ready(zvc_decode_kernel, bits, bits, *payload, **masked)
         self._compact = ready(
             compact_kernel, items, items, i16, i64, items, items, items, STRIDE=ZVC_SLOT, SLOTS=ZVC_SLOTS,
             RUN=RUN[size], PIECES=PIECES[size], COLUMNS=False, SPILL=False,
@@ -75,7 +76,7 @@ class ZvcLaunches:
         """out, of the tensor's length and dtype, overwritten by it."""
         words, counts, values, _ = packed
         ends = self._ends(counts, values, spill)
-        self._decode(self._slots, (self._n, 0), out, words, counts, ends, values, counts)
+        self._decode(self._slots, (self._n, 0), out, counts, words, counts, ends, values, counts)
         return out
 
     def relu_backward(self, packed: Packed, spill: torch.Tensor | None, grad: torch.Tensor) -> torch.Tensor:
@@ -83,7 +84,7 @@ class ZvcLaunches:
         words, counts, values, _ = packed
         out = torch.empty_like(grad)
         ends = self._ends(counts, values, spill)
-        self._backward(self._slots, (self._n, 0), out, grad, words, counts, ends, values)
+        self._backward(self._slots, (self._n, 0), out, grad, words, counts, ends, values, counts)
         return out
 
     def _ends(

@@ -166,6 +166,15 @@ def passing_flags(words, first: tl.constexpr, WORDS: tl.constexpr, FMT: tl.const
 
 
 @triton.jit
+def passed(grads, first: tl.constexpr, flags):
+    """The words of gradients from grads[first] on, 0 where flags, as many words, are."""
+    words = ()
+    for w in tl.static_range(len(flags)):
+        words += (grads[first + w] & flags[w],)
+    return words
+
+
+@triton.jit
 def octet_marks(words, first: tl.constexpr, XB: tl.constexpr, ASM: tl.constexpr):
     """int32 0..255: bit i is "item i is not 0"."""
     marks = tl.zeros((LANES,), tl.int32)
