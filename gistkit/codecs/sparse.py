@@ -36,9 +36,9 @@ class Sparse(Codec):
         self.slot = STRIDES[layout]
         self._columns = layout == "csr"  # packed indices are as many as the values
         self._pack = getattr(ops, f"{layout}_pack")
-        self._scratch = getattr(direct, f"{layout}_encode")
-        self._decode = getattr(direct, f"{layout}_decode")
-        self._relu_backward = getattr(direct, f"{layout}_relu_backward")
+        self._scratch, self._decode = direct.sparse(f"{layout}_encode"), direct.sparse(f"{layout}_decode")
+        self._relu_backward = direct.sparse(f"{layout}_relu_backward")
+        self._compact = direct.sparse("csr_compact" if self._columns else "compact")
         self.fmt, self.scaling = fmt, scaling
         self.value_format = "raw" if fmt is None else fmt.name
         self._scratch_format = self.value_format if scaling == "none" else "raw"
@@ -213,8 +213,8 @@ class Sparse(Codec):
     def _compacted(self, index, counts, scratch, total: int, spill: torch.Tensor | None = None) -> tuple:
         """(index, values) of a scratch, close together; total may be more than there is, and with a spill less."""
         if self._columns:
-            return direct.csr_compact(index, scratch, counts, total, spill)
-        return index, direct.compact(scratch, counts, self.slot, total, spill)
+            return self._compact(index, scratch, counts, total, spill)
+        return index, self._compact(scratch, counts, self.slot, total, spill)
 
     def _meta_bytes(self, n: int, stored: int) -> int:
         return formats.csr_meta_bytes(n, stored) if self._columns else formats.zvc_meta_bytes(n)

@@ -47,24 +47,14 @@ def bn_rebuild(
         ops.bn_rebuild(flat(x), norm, form, plane, there, other_norm, other_form, relu, flat(out))
 
 
-def _past_the_dispatcher(name: str) -> Callable[..., Any]:
-    """``ops.name``, whose first tensor says whether the launcher is called as it is."""
+def sparse(name: str) -> Callable[..., Any]:
+    """``ops.name``, of sparse storage, whose first tensor says whether the launcher is called as it is."""
     operator = getattr(ops, name)
 
     def call(x: torch.Tensor, *args: Any) -> Any:
         return getattr(ops.launchers("sparse"), name)(x, *args) if _is_plain(x) else operator(x, *args)
 
     return call
-
-
-zvc_encode = _past_the_dispatcher("zvc_encode")
-csr_encode = _past_the_dispatcher("csr_encode")
-zvc_decode = _past_the_dispatcher("zvc_decode")
-csr_decode = _past_the_dispatcher("csr_decode")
-zvc_relu_backward = _past_the_dispatcher("zvc_relu_backward")
-csr_relu_backward = _past_the_dispatcher("csr_relu_backward")
-compact = _past_the_dispatcher("compact")
-csr_compact = _past_the_dispatcher("csr_compact")
 
 
 def zvc_launches(like: torch.Tensor, n: int, dtype: torch.dtype, fmt: str) -> ZvcLaunches | None:

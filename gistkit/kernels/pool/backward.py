@@ -40,16 +40,9 @@ def backward_quads_kernel(
     start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
-    if CHANNELS_LAST:
-        base, outer, qh, qw, group = locate_channels(
-            start, lanes, inner_groups, by_inner, quad_width, by_width, quad_height, by_height
-        )
-        step = inner_groups * V
-        lane = (group * V)[:, None]
-    else:
-        base, outer, qh, qw = locate(start, lanes, quad_width, by_width, quad_height, by_height)
-        step = 1
-        lane = tl.zeros((LANES, 1), tl.int32)
+    base, outer, qh, qw, step, lane = locate_channels(
+        start, lanes, inner_groups, by_inner, quad_width, by_width, quad_height, by_height, V, CHANNELS_LAST
+    )
     inside = (start + lanes < groups)[:, None]
     qh, qw, outer = qh[:, None], qw[:, None], outer[:, None]
     outputs_before = base * out_height * out_width * step
@@ -126,16 +119,9 @@ def backward_kernel(
     start = tl.program_id(0) * LANES
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
-    if CHANNELS_LAST:
-        base, outer, ih, iw, group = locate_channels(
-            start, lanes, inner_groups, by_inner, width, by_width, height, by_height
-        )
-        step = inner_groups * V
-        lane = (group * V)[:, None]
-    else:
-        base, outer, ih, iw = locate(start, lanes, width, by_width, height, by_height)
-        step = 1
-        lane = tl.zeros((LANES, 1), tl.int32)
+    base, outer, ih, iw, step, lane = locate_channels(
+        start, lanes, inner_groups, by_inner, width, by_width, height, by_height, V, CHANNELS_LAST
+    )
     inside = (start + lanes < groups)[:, None]
     h, w = ih[:, None] + PH, iw[:, None] + PW
     first_row = (base + outer)[:, None] * out_height

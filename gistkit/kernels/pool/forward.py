@@ -54,13 +54,12 @@ def forward_kernel(
     lanes = tl.arange(0, LANES)
     tile = tl.arange(0, V)[None, :]
     if CHANNELS_LAST:
-        base, outer, oh, ow, group = locate_channels(
-            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height
+        base, outer, oh, ow, step, lane = locate_channels(
+            start, lanes, inner_groups, by_inner, out_width, by_width, out_height, by_height, V, True
         )
         columns = (ow * SW - PW)[:, None]
-        step = inner_groups * V
         x_ptr += base * height * width * step
-        lane_ptr = x_ptr + ((group * V)[:, None] + tile)
+        lane_ptr = x_ptr + (lane + tile)
     else:
         base, outer, oh, group = locate(start, lanes, inner_groups, by_inner, out_height, by_height)
         columns = ((group * V)[:, None] + tile) * SW - PW

@@ -35,12 +35,19 @@ def locate(start, lanes, inner, by_inner, middle, by_middle):
 
 
 @triton.jit
-def locate_channels(start, lanes, groups, by_groups, inner, by_inner, middle, by_middle):
-    """:func:`locate` one level deeper: (base, outer, middle, inner, group) where group runs fastest."""
-    first_pixel, first_group = divide(start, groups, by_groups)
-    carry, group = divide(first_group + lanes, groups, by_groups)
-    base, outer, m, i = locate(first_pixel, carry, inner, by_inner, middle, by_middle)
-    return base, outer, m, i, group
+def locate_channels(
+    start, lanes, groups, by_groups, inner, by_inner, middle, by_middle, V: tl.constexpr, CHANNELS_LAST: tl.constexpr
+):
+    """:func:`locate` of pixels, and their distance and each lane's first place in one: (base, outer, middle, inner,
+    step, place [LANES, 1]). Channels_last groups of V channels run fastest."""
+    if CHANNELS_LAST:
+        first_pixel, first_group = divide(start, groups, by_groups)
+        carry, group = divide(first_group + lanes, groups, by_groups)
+        base, outer, m, i = locate(first_pixel, carry, inner, by_inner, middle, by_middle)
+        return base, outer, m, i, groups * V, (group * V)[:, None]
+    else:
+        base, outer, m, i = locate(start, lanes, inner, by_inner, middle, by_middle)
+        return base, outer, m, i, 1, tl.zeros((lanes.shape[0], 1), tl.int32)
 
 
 @triton.jit
