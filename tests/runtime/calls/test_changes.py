@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gistkit
@@ -28,6 +29,42 @@ def other_numbers(model):
     model.norms[0].momentum, model.norms[1].eps, model.first.momentum = 0.3, 0.1, None
 
 
+def lowered(inner, x):
+    with torch.autocast("cpu", torch.bfloat16):
+        y = inner(x)
+    return y.float()
+
+
+def without_gradient(inner, x):
+    with torch.no_grad():
+        return inner(x)
+
+
+def wrap(layer, around):
+    layer.forward = functools.partial(around, layer.forward)
+
+
+def own_forwards(model):
+    wrap(model.norms[1], lambda inner, x: inner(x) * 2)
+    model.convs[1]._conv_forward = lambda x, w, b: F.conv2d(x, w, b, 1, 1) + 1
+
+
+def own_attributes(model):
+    """They stand before parameters and buffers."""
+    model.norms[0].__dict__["weight"] = nn.Parameter(torch.full((8,), 0.5))
+    model.convs[1].__dict__["bias"] = None
+    del model.convs[3]._parameters["bias"]
+    model.convs[3].bias = torch.ones(8)
+    model.norms[2]._buffers.pop("running_mean")
+    model.norms[2].running_mean = torch.ones(8)
+
+
+def hooked(model):
+    model.first.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))
+    model.relu.register_forward_hook(lambda m, args, y: y.clone())
+    model.convs[1].register_full_backward_hook(lambda m, grad_in, grad_out: (grad_in[0] * 2,))
+
+
 CHANGES = {
     "frozen": lambda m: [layer.weight.requires_grad_(False) for layer in (m.convs[0], m.norms[2])],
     "replaced": replaced,
@@ -36,6 +73,12 @@ CHANGES = {
     "evaluated": lambda m: m.norms[0].eval(),
     "not in place": lambda m: vars(m.relu).update(inplace=False),
     "without affine": lambda m: [setattr(m.norms[2], name, None) for name in ("weight", "bias")],
+    "a part under autocast": lambda m: wrap(m.convs[2], lowered),
+    "a part without gradients": lambda m: wrap(m.convs[2], without_gradient),
+    "written within the forward": lambda m: m.convs[1].register_forward_hook(lambda *_: shift(m)),
+    "own forwards": own_forwards,
+    "own attributes": own_attributes,
+    "hooked": hooked,
 }
 
 
@@ -60,25 +103,6 @@ def test_autocast_now_and_then(compressed_and_plain):
     for enabled in (False, False, True, True, False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             both(compressed_and_plain)
-
-
-def _lowered(inner, x):
-    with torch.autocast("cpu", torch.bfloat16):
-        y = inner(x)
-    return y.float()
-
-
-def _without_gradient(inner, x):
-    with torch.no_grad():
-        return inner(x)
-
-
-@pytest.mark.parametrize("around", [_lowered, _without_gradient])
-def test_a_part_under_another_context(compressed_and_plain, around):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.convs[2].forward = functools.partial(around, model.convs[2].forward)
-    settle(compressed_and_plain, 3)
 
 
 def test_evaluation_and_foreign_hooks_between_steps(compressed_and_plain):
@@ -120,13 +144,6 @@ def test_a_bias_that_is_written_between_forward_and_backward_is_an_error(compres
             layer.bias.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_parameters_written_within_the_forward(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.convs[1].register_forward_hook(lambda *_, model=model: shift(model))
-    settle(compressed_and_plain, 3)
 
 
 def test_threads_side_by_side(compressed_and_plain):

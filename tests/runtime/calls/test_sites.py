@@ -98,35 +98,6 @@ def test_a_function_that_somebody_replaced_is_called(compressed_and_plain, monke
     assert counts[0] >= counts[1] > 2, "PyTorch hands its Python functions to a mode under the name that is there"
 
 
-def test_a_forward_of_the_modules_own_is_called(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.norms[1].forward = lambda x, inner=model.norms[1].forward: inner(x) * 2
-        model.convs[1]._conv_forward = lambda x, w, b: F.conv2d(x, w, b, 1, 1) + 1
-    settle(compressed_and_plain, 2)
-
-
-def test_what_stands_before_a_modules_parameters_is_read(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.norms[0].__dict__["weight"] = nn.Parameter(torch.full((8,), 0.5))
-        model.convs[1].__dict__["bias"] = None
-        del model.convs[3]._parameters["bias"]
-        model.convs[3].bias = torch.ones(8)
-        model.norms[2]._buffers.pop("running_mean")
-        model.norms[2].running_mean = torch.ones(8)
-    settle(compressed_and_plain, 3)
-
-
-def test_hooks_of_modules_run(compressed_and_plain):
-    settle(compressed_and_plain, 3)
-    for model in compressed_and_plain:
-        model.first.register_forward_pre_hook(lambda m, args: (args[0] * 0.5,))
-        model.relu.register_forward_hook(lambda m, args, y: y.clone())
-        model.convs[1].register_full_backward_hook(lambda m, grad_in, grad_out: (grad_in[0] * 2,))
-    settle(compressed_and_plain, 3)
-
-
 def test_a_mode_of_somebody_elses_sees_the_calls(compressed_and_plain):
     settle(compressed_and_plain, 3)
     seen = []
