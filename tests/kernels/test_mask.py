@@ -80,8 +80,3 @@ def test_blocks_join_without_a_seam(dtype, monkeypatch):
     assert torch.equal(reference.mask1_encode(x), whole)
     assert torch.equal(reference.bits_encode(before[1]), whole)
     assert all(torch.equal(a, b) for a, b in zip(before, parts(), strict=True))
-
-
-def test_flags_at_an_odd_address():
-    flags = values_of(67, torch.bool, 0, 0.0, False)
-    assert torch.equal(ops.bits_encode(flags[3:]), ops.bits_encode(flags[3:].clone()))

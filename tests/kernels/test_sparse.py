@@ -109,14 +109,6 @@ def test_blocks_meet_without_a_seam(codec, case):
             assert same_bits(*gradients)
 
 
-@pytest.mark.parametrize("dtype, stride", [(torch.uint8, 256), (torch.bfloat16, 1024), (torch.float32, 256)])
-def test_compact_moves_items_of_any_size(dtype, stride):
-    scratch = torch.arange(3 * stride).to(dtype)
-    counts = torch.tensor([2, 0, stride], dtype=torch.int16)
-    packed = ops.compact(scratch, counts, stride, 2 + stride)
-    assert torch.equal(packed, torch.cat((scratch[:2], scratch[2 * stride :])))
-
-
 @pytest.mark.parametrize("name", ("zvc+fp8", "csr+fp16"))
 def test_settling_takes_nothing_but_the_result(name):
     codec = CODECS[name]

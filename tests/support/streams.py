@@ -14,6 +14,8 @@ from collections import deque
 import numpy as np
 import torch
 
+from gistkit.codecs import Encoded
+
 POISON = 0xA5
 
 
@@ -118,6 +120,10 @@ class Streams:
         x = self.empty(max(len(values), 1), self.current)[: len(values)]
         self.run(self.current, lambda t: t.copy_(torch.from_numpy(values)), x)
         return x
+
+    def holding(self, encoded: Encoded) -> Encoded:
+        """The same encoding, its payload the device's, which nobody else holds."""
+        return encoded.over(tuple(self.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload))
 
     def _progress(self) -> None:
         if self._random.random() < self._pace:

@@ -160,8 +160,7 @@ def test_after_a_close_only_what_is_on_the_device_can_be_had(device, offloader):
 def test_what_is_stored_is_not_read_from_a_lane_after_a_close(device):
     encoded = codec("zvc").begin(torch.ones(3000))
     offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
-    payloads = [[device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload] for _ in range(2)]
-    known, unknown = (offloader.put(encoded.over(tuple(payload))) for payload in payloads)
+    known, unknown = (offloader.put(device.holding(encoded)) for _ in range(2))
     while known.stored() is None:
         device._step()
     offloader.close()
@@ -220,10 +219,7 @@ def test_what_is_known_to_be_small_is_fetched_in_its_own_size(device):
     offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=MIB, lane_bytes=100_000)
     x = torch.zeros(5000)
     x[:70] = 1.0
-    encoded = codec("zvc").begin(x)
-    payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
-    parcel = offloader.put(encoded.over(tuple(payload)))
-    del payload
+    parcel = offloader.put(device.holding(codec("zvc").begin(x)))
     device.finish()
     assert parcel.host_bytes > x.nbytes and parcel.stored() == 70
     assert parcel.host_bytes == 2 * 512 + 512  # words and counts, and 280 bytes of values
@@ -249,9 +245,7 @@ def test_what_has_just_been_sent_takes_no_more_of_a_lane_than_it_stores(device):
     offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=600_000)
     parcels = []
     for _ in range(8):  # of 13 KB each, and 415 KB in the worst case
-        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
-        parcels.append(offloader.put(encoded.over(tuple(payload))))
-        del payload
+        parcels.append(offloader.put(device.holding(encoded)))
         device.finish()
     assert offloader.lanes.nbytes == 600_064 and len({p._record.shipment._memory for p in parcels}) == 1
 
@@ -261,9 +255,7 @@ def test_what_was_fetched_before_its_size_was_known_does_not_take_another_ones(d
     offloader = Offloader(device, MIB, run_ahead_bytes=0, arrival_bytes=0, lane_bytes=100_000)
     parcels = []
     for x in (torch.ones(3000), torch.ones(70)):
-        encoded = codec("zvc").begin(x)
-        payload = [device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
-        parcels.append(offloader.put(encoded.over(tuple(payload))))
+        parcels.append(offloader.put(device.holding(codec("zvc").begin(x))))
         if len(parcels) == 1:
             parcels[0].get()
     device.finish()

@@ -116,8 +116,7 @@ class Run:
         x = torch.from_numpy(self._values.standard_normal(SIZES[step.size] + 1, np.float32))
         x[torch.from_numpy(self._values.random(len(x)) > self._values.random())] = 0
         encoded = CODECS[name].begin(x)
-        payload = [self.device.write(t.view(torch.uint8).numpy()).view(t.dtype) for t in encoded.payload]
-        self._parcels.append((offloader.put(encoded.over(tuple(payload))), CODECS[name].decode(encoded)))
+        self._parcels.append((offloader.put(self.device.holding(encoded)), CODECS[name].decode(encoded)))
 
     def _kept(self, step: Step, offloader: Offloader, at: int) -> None:
         """A put of what somebody else holds as well."""
