@@ -34,25 +34,20 @@ class cudnnGraphNotSupportedError(RuntimeError):
     pass
 
 
+def _setter(name):
+    def set_to(self, value):
+        setattr(self, name, value)
+        return self
+
+    return set_to
+
+
 class _Tensor:
     def __init__(self, dim=None, stride=None, data_type=None):
         self.dim, self.stride, self.data_type, self.is_output = dim, stride, data_type, False
 
-    def set_output(self, value):
-        self.is_output = value
-        return self
-
-    def set_data_type(self, kind):
-        self.data_type = kind
-        return self
-
-    def set_dim(self, dim):
-        self.dim = dim
-        return self
-
-    def set_stride(self, stride):
-        self.stride = stride
-        return self
+    set_output, set_data_type = _setter("is_output"), _setter("data_type")
+    set_dim, set_stride = _setter("dim"), _setter("stride")
 
     def at(self, address):
         """The tensor over the memory there."""

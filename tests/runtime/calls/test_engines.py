@@ -55,6 +55,13 @@ def planned(model, x, algorithm, **settings):
     return replace(plan, choices=tuple(choices[c] for c in sorted(choices)), fidelity="reassociated")
 
 
+def plain_and_planned(model, x, plan):
+    """The gradients of a step without the plan, and of one under it."""
+    expected = step(model, x)
+    gistkit.compress(model, plan)
+    return expected, step(model, x)
+
+
 def sgd_step(model, x):
     model.zero_grad(set_to_none=True)
     gistkit.step(model, lambda y, t: (y - t).square().mean(), x, torch.zeros(len(x), 10))
@@ -121,7 +128,6 @@ def test_optimal_takes_more_workspace_where_there_is_room(ran, card):
     gistkit.compress(model, plans[1])
     step(model, x)
     assert {name for _, name in ran} >= {"eng7_k2=1_k13=0"}
-    gistkit.restore(model)
 
 
 def test_a_budget_that_only_engines_meet_is_refused_to_bitwise_moves(ran, card):
@@ -194,27 +200,20 @@ def test_each_part_runs_by_its_own(ran, part, last):
     x = torch.randn(4, 4, 8, 8)
     if last:
         model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    expected = step(model, x)
-    gistkit.compress(model, planned(model, x, {2: f"{part}=engine0"}))
-    found = step(model, x)
+    expected, found = plain_and_planned(model, x, planned(model, x, {2: f"{part}=engine0"}))
     assert {p for p, _ in ran} == {part} and {name for _, name in ran} == {"eng0"}
     for name, g in expected.items():
         torch.testing.assert_close(found[name], g)
         assert found[name].stride() == g.stride()
-    gistkit.restore(model)
 
 
 def test_under_autocast_the_engine_takes_the_lower_dtype(ran):
     model, x = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)), torch.randn(4, 4, 8, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        plan = planned(model, x, {2: "engine7"})
-        expected = step(model, x)
-        gistkit.compress(model, plan)
-        found = step(model, x)
+        expected, found = plain_and_planned(model, x, planned(model, x, {2: "engine7"}))
     assert len(ran) == 3
     for name, g in expected.items():
         torch.testing.assert_close(found[name], g, rtol=0.05, atol=1e-3)
-    gistkit.restore(model)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
@@ -222,16 +221,12 @@ def test_what_an_engine_does_not_take_runs_by_pytorch_and_is_told(ran):
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 4, padding="same"))
     x = torch.randn(4, 4, 8, 8)
     plan = planned(model, x, {0: "forward=engine3,weight=engine0", 2: "engine0"})
-    expected = step(model, x)
-    ran.clear()
-    gistkit.compress(model, plan)
-    found = step(model, x)
+    expected, found = plain_and_planned(model, x, plan)
     assert [p for p, _ in ran] == ["weight"]
     assert all(torch.allclose(found[n], g, rtol=1e-4, atol=1e-6) for n, g in expected.items())
     text = " ".join(str(gistkit.report(model)).split())
     assert "0: forward by PyTorch's own algorithm, not cuDNN's engine3: cuDNN has engine7, engine0 for it here" in text
     assert "2: input by PyTorch's own algorithm, not cuDNN's engine0: it takes a batch of images padded evenly" in text
-    gistkit.restore(model)
 
 
 def test_under_a_budget_an_engine_that_is_not_there_is_an_error(ran):
@@ -240,7 +235,6 @@ def test_under_a_budget_an_engine_that_is_not_there_is_an_error(ran):
     gistkit.compress(model, plan)
     with pytest.raises(PlanError, match=re.escape("2 was to run its weight by cuDNN's engine3, and cuDNN has engine7")):
         step(model, x)
-    gistkit.restore(model)
 
 
 def test_a_bitwise_plan_that_names_engines_is_damaged(ran):
@@ -265,11 +259,8 @@ def test_without_the_package_compress_names_it(monkeypatch):
 def test_names_of_other_algorithms_leave_the_choice_to_pytorch(ran):
     model, x = nn.Sequential(nn.Conv2d(4, 8, 3)), torch.randn(4, 4, 8, 8)
     plan = replace(planned(model, x, {0: "winograd"}), fidelity="bitwise")
-    expected = step(model, x)
-    gistkit.compress(model, plan)
-    found = step(model, x)
+    expected, found = plain_and_planned(model, x, plan)
     assert ran == [] and all(torch.equal(found[n], g) for n, g in expected.items())
-    gistkit.restore(model)
 
 
 def test_a_rerun_in_backward_runs_by_the_same_engine(ran):
@@ -291,4 +282,3 @@ def test_a_rerun_in_backward_runs_by_the_same_engine(ran):
         assert len(forwards) > len(convs) and set(forwards) == {"eng0"}
     assert all(torch.allclose(found[n], g, rtol=1e-4, atol=1e-6) for n, g in expected.items())
     assert "not recompute" not in str(gistkit.report(net))
-    gistkit.restore(net)
