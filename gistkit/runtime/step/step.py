@@ -172,7 +172,8 @@ def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict],
         got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise ValueError(f"step: loss_fn must return a tensor with one element, got {got}; take its mean or sum")
     # the casts of weights go, which a loop that leaves its autocast context before backward lets go of here
-    with left_behind() if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)) else nullcontext():
+    autocast = left_behind() if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)) else nullcontext()
+    with autocast, torch.autograd.set_multithreading_enabled(False):  # no second thread for a card: Python runs there
         loss.backward()
     return loss.detach()
 
