@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,9 @@ from gistkit.profiling.memory_formats import WORTH_BYTES, padding_of
 RUNS = 2
 LIMIT_S = 20.0
 """For all engines of a step: those of the convolutions with most workspace are measured first."""
+MOST_BYTES = 512 * 2**20
+"""Of the largest map that an engine is measured on: fewer rows than the step's where it has more. VGG-16's second
+convolution has 3,136 MiB with 256 images, which an engine without tensor cores may take seconds for."""
 CLEARLY = 1.5
 """An engine that takes this many times what one with as little workspace takes, in one run, is not run again."""
 _log = logging.getLogger("gistkit")
@@ -30,9 +34,9 @@ def engine_algorithms(
 ) -> dict[int, tuple[Algorithm, ...]]:
     """By task of a covered convolution the engines that are faster than PyTorch's ``own`` algorithm or take less
     workspace, and of these none that another beats in both. A convolution counts where a task of it has much workspace.
-    Each engine runs on ``rows`` rows of random numbers; the seconds are those of the whole batch, and so is the
-    workspace, which cuDNN says. What does not fit the card is left out, and, with a line in the log, what ``LIMIT_S``
-    is too short for. Nothing where engines cannot run."""
+    Each engine runs on random numbers, ``rows`` rows of them or those that fit into ``MOST_BYTES``; the seconds are
+    those of the whole batch, and so is the workspace, which cuDNN says. What does not fit the card is left out, and,
+    with a line in the log, what ``LIMIT_S`` is too short for. Nothing where engines cannot run."""
     if engines_missing():
         return {}
     where = _Where(max(graph.batch, 1), rows, device, time.perf_counter() + LIMIT_S)
@@ -96,6 +100,8 @@ def _measured(task: Task, own: Algorithm, where: _Where, channels_last: bool, bi
     if where.over:
         return []
     batch, rows, device, _ = where
+    row = _task(task, 1, device, channels_last)
+    rows = min(rows, max(1, MOST_BYTES // (row.dtype.itemsize * max(prod(row.x), prod(row.y)))))
     tried = _task(task, rows, device, channels_last)
     whole = {e.name: e.workspace_bytes for e in engines(_task(task, batch, device, channels_last))}
     found, numbers = [], torch.Generator(device).manual_seed(0)  # nobody else's random state

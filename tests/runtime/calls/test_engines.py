@@ -1,5 +1,6 @@
 """Plans that name engines of cuDNN for convolutions: from measuring to the report, over a stand-in for the package."""
 
+import math
 import re
 from collections import Counter
 from dataclasses import replace
@@ -175,6 +176,16 @@ def test_an_engine_is_not_begun_when_time_is_over(ran, card, monkeypatch, caplog
     times = gistkit.measure(convolutions(), torch.randn(2, 3, 32, 32))
     assert len(began) == 1 and len(times.engines) == 1
     assert f"{len(times.workspace_bytes)} tasks of convolutions are left" in caplog.text
+
+
+def test_engines_are_measured_on_the_rows_that_fit(ran, card, monkeypatch):
+    tried, run_of = [], profiled._run_of
+    monkeypatch.setattr(profiled, "_run_of", lambda task, part, *rest: tried.append(part) or run_of(task, part, *rest))
+    monkeypatch.setattr(profiled, "MOST_BYTES", 2**17)
+    times = gistkit.measure(convolutions(), torch.randn(4, 3, 32, 32))
+    assert len(times.engines) == len(times.workspace_bytes)
+    sizes = {(part.x[0], 4 * max(math.prod(part.x), math.prod(part.y))) for part in tried}
+    assert {rows for rows, _ in sizes} == {2, 4} and all(nbytes <= 2**17 for _, nbytes in sizes)
 
 
 def test_the_convolutions_with_most_workspace_are_measured_first():
