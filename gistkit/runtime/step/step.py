@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from gistkit.capture import batch_size, check_rows, left_behind, row_bytes, rows, spread, tensors_in
 from gistkit.errors import PlanMismatchError, renamed
 from gistkit.ir import Plan
+from gistkit.kernels import capturing
 from gistkit.planning.cost import CUDA_LIBRARIES_BYTES
 from gistkit.planning.simulate import check_per_sub_batch_norm
 from gistkit.runtime.attach import compressed_forward
@@ -173,7 +174,8 @@ def _part(model: torch.nn.Module, loss_fn: Callable, inputs: tuple[tuple, dict],
         raise ValueError(f"step: loss_fn must return a tensor with one element, got {got}; take its mean or sum")
     # the casts of weights go, which a loop that leaves its autocast context before backward lets go of here
     autocast = left_behind() if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)) else nullcontext()
-    with autocast, torch.autograd.set_multithreading_enabled(False):  # no second thread for a card: Python runs there
+    # no thread of its own for the card, where Python would run; a graph is captured as PyTorch does it
+    with autocast, nullcontext() if capturing() else torch.autograd.set_multithreading_enabled(False):
         loss.backward()
     return loss.detach()
 

@@ -122,3 +122,10 @@ def test_a_plan_of_sub_batches_from_budget_to_gradients():
     twin = gistkit.compress(model, plan)
     loss, got = stepped(twin, weighted, x, t, reduction="sum", verify=False)  # for which the least budget has no room
     assert torch.equal(loss, want_loss) and all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+def test_backward_runs_in_the_calling_thread():
+    model, found = net(), []
+    next(model.parameters()).register_hook(lambda _: found.append(torch.autograd.is_multithreading_enabled()))
+    gistkit.step(model, F.cross_entropy, *batch())
+    assert found == [False] and torch.autograd.is_multithreading_enabled()
