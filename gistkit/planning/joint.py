@@ -21,10 +21,11 @@ def with_joint_gradients(graph: SavedGraph, costs: CostTable, plan: Plan) -> Pla
     run, index = simulator.run(plan), simulator.part(plan.sub_batches).index
     chosen = {c.covered for c in plan.choices}
     found = []
-    for weight, task in index.input_part.items():
+    for weight in index.input_part:
         call = index.graph.calls[index.graph.tasks[weight].call]
         if call.op != "linear" or call.covered < 0 or call.covered in chosen:
             continue
-        if run.memory_bytes[task] + index.joint_bytes(call.covered) <= run.peak_bytes:
+        most_bytes = max(run.memory_bytes[task] for task in index.input_tasks(call.covered))
+        if most_bytes + index.joint_bytes(call.covered) <= run.peak_bytes:
             found.append(CallChoice(call.covered, call.op, joint=True))
     return replace(plan, choices=(*plan.choices, *found))

@@ -86,3 +86,13 @@ def test_an_input_that_would_raise_the_peak_goes_first():
         assert higher == (choice not in plan.choices), choice
     assert len(plan.choices) < 2
     assert with_joint_gradients(graph, costs, POLICIES["plain"](graph, costs)).choices == ()
+
+
+@pytest.mark.parametrize(("width", "wide", "length"), [(32, 64, 8), (48, 128, 8), (64, 128, 16)])
+def test_an_input_has_room_beside_the_product_and_the_sum_of_its_gradient(width, wide, length):
+    model = nn.TransformerDecoderLayer(width, 4, wide, batch_first=True)
+    graph = gistkit.capture(model, (torch.randn(4, length, width), torch.randn(4, 8, width)), backward=True)
+    costs = cost_table(graph, LINKLESS)
+    before = POLICIES["gist"](graph, costs)
+    plan = with_joint_gradients(graph, costs, before)
+    assert Simulator(graph, costs).run(plan).peak_bytes == before.peak_bytes

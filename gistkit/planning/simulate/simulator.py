@@ -171,9 +171,8 @@ class Simulator:
     def _joint(self, plan: Plan) -> Iterator[Interval]:
         """The inputs of calls whose node takes both gradients at once, beside the second one."""
         for choice in (c for c in plan.choices if c.joint):
-            for task in self.index.backward_of(choice.covered):
-                if self.graph.tasks[task].part == "input":
-                    yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
+            for task in self.index.input_tasks(choice.covered):
+                yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         algorithms: dict[int, str] = {}

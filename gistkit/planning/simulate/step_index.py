@@ -46,6 +46,10 @@ class StepIndex:
     def backward_of(self, covered: int) -> list[int]:
         return [t for t in self.of_call[self.covered[covered].index] if self.graph.tasks[t].phase == BACKWARD]
 
+    def input_tasks(self, covered: int) -> list[int]:
+        """The tasks that make a covered call's input gradient: its own, and the sum with those of other readers."""
+        return [t for t in self.backward_of(covered) if self.graph.tasks[t].part == "input"]
+
     def block(self, storage: int) -> Block:
         """The block of a storage. Raises PlanError for one that the step has not."""
         if storage not in self.by_storage:
