@@ -1,7 +1,8 @@
-"""Which linear layers of a plan run by PyTorch's own node.
+"""Which convolutions and linear layers of a plan run by PyTorch's own node.
 
-Gistkit's node takes the weight gradient first and lets go of the layer's input before the input's gradient is made.
-PyTorch's holds it beside both, and costs the host a tenth (GPT-2 small: 250 calls of Python a layer less)."""
+Gistkit's node takes the weight gradient first and lets go of the input before the input's gradient is made. PyTorch's
+holds it beside both, and costs the host less: GPT-2 small 250 calls of Python a layer, a thin ResNet-50 on a CPU 5 of
+its 31 ms of backward and 4 of its 31 of forward."""
 
 from __future__ import annotations
 
@@ -11,10 +12,12 @@ from gistkit.ir import CallChoice, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.simulate import PLAIN_POLICIES, Simulator
 
+JOINT = ("conv2d", "linear")
+
 
 def with_joint_gradients(graph: SavedGraph, costs: CostTable, plan: Plan) -> Plan:
-    """The plan with PyTorch's node for each linear layer beside whose two gradients its input does not raise the
-    peak."""
+    """The plan with PyTorch's node for each convolution and linear layer whose input beside its two gradients does not
+    raise the peak."""
     if plan.policy in PLAIN_POLICIES:
         return plan
     simulator = Simulator(graph, costs)
@@ -23,9 +26,9 @@ def with_joint_gradients(graph: SavedGraph, costs: CostTable, plan: Plan) -> Pla
     found = []
     for weight in index.input_part:
         call = index.graph.calls[index.graph.tasks[weight].call]
-        if call.op != "linear" or call.covered < 0 or call.covered in chosen:
+        if call.op not in JOINT or call.covered < 0 or call.covered in chosen:
             continue
-        most_bytes = max(run.memory_bytes[task] for task in index.input_tasks(call.covered))
-        if most_bytes + index.joint_bytes(call.covered) <= run.peak_bytes:
+        beside = index.joint_bytes(call.covered)
+        if all(run.memory_bytes[task] + nbytes <= run.peak_bytes for task, nbytes in beside.items()):
             found.append(CallChoice(call.covered, call.op, joint=True))
     return replace(plan, choices=(*plan.choices, *found))

@@ -1,4 +1,5 @@
-"""Linear layers by PyTorch's own node: where their inputs beside both gradients do not raise the peak, bit for bit."""
+"""Convolutions and linear layers by PyTorch's own node: where their inputs beside both gradients do not raise the peak,
+bit for bit."""
 
 import copy
 from contextlib import nullcontext
@@ -35,6 +36,24 @@ class Blocks(nn.Module):
         return self.head(x)
 
 
+class Images(nn.Module):
+    """Three residual blocks of two convolutions, narrower with depth, and a head."""
+
+    def __init__(self, bias=True):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1, bias=bias)
+        half = lambda w: nn.Sequential(nn.Conv2d(w, w, 3, padding=1, bias=bias), nn.BatchNorm2d(w), nn.ReLU())  # noqa: E731
+        self.blocks = nn.ModuleList(nn.Sequential(half(16), half(16)) for _ in range(3))
+        self.down = nn.Conv2d(16, 16, 3, stride=2, padding=1, bias=bias)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.down(x + block(x))
+        return self.head(x.mean((2, 3)))
+
+
 def loss_fn(out, t):
     return F.cross_entropy(out.flatten(0, -2), t.flatten())
 
@@ -49,29 +68,51 @@ def gradients(model, x, t):
     return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("amp", [False, True])
-@pytest.mark.parametrize("policy", ["checkpoint", "optimal"])
-def test_steps_are_plains_and_within_their_budgets(policy, amp, bias, monkeypatch):
-    split = []
-    by_parts = weighted.linear
-    monkeypatch.setattr(weighted, "linear", lambda *a, **k: split.append(len(a)) or by_parts(*a, **k))
-    model, (x, t) = Blocks(bias=bias), case()
+def checked(model, batch, policy, budget, amp):
+    """The joint choices of a plan whose three steps have plain's bits, and no peak above what it says."""
     with torch.autocast("cpu", torch.bfloat16) if amp else nullcontext():
-        expected = gradients(copy.deepcopy(model), x, t)
-        plan = gistkit.plan(model, x, t, loss_fn=loss_fn, policy=policy, budget="95%", hardware=LINKLESS)
-        joint = sum(c.joint for c in plan.choices)
-        assert joint >= 3
+        expected = gradients(copy.deepcopy(model), *batch)
+        plan = gistkit.plan(model, *batch, loss_fn=loss_fn, policy=policy, budget=budget, hardware=LINKLESS)
         gistkit.compress(model, plan)
         for _ in range(3):
             model.zero_grad()
             with LiveBytes(timeline=False) as live:
-                live.track(model, x, t)
-                found = gradients(model, x, t)
+                live.track(model, *batch)
+                found = gradients(model, *batch)
             assert all(map(torch.equal, expected, found))
-        assert live.peak_bytes <= plan.peak_bytes <= plan.budget_bytes
-    assert len(split) == 3 * (5 - joint)
+        assert live.peak_bytes <= plan.peak_bytes <= (plan.budget_bytes or plan.peak_bytes)
     assert gistkit.Plan.from_json(plan.to_json()) == plan
+    return [c.op for c in plan.choices if c.joint]
+
+
+def counted(monkeypatch, module, name):
+    """Grows with each call of a function of that name."""
+    calls, function = [], getattr(module, name)
+    monkeypatch.setattr(module, name, lambda *a, **k: calls.append(name) or function(*a, **k))
+    return calls
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("policy", ["checkpoint", "optimal"])
+def test_linear_layers_steps_are_plains_and_within_their_budgets(policy, amp, bias, monkeypatch):
+    split = counted(monkeypatch, weighted, "linear")
+    joint = checked(Blocks(bias=bias), case(), policy, "95%", amp)
+    assert len(joint) >= 3
+    assert len(split) == 3 * (5 - len(joint))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("amp", [False, True])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("policy", "budget"), [("checkpoint", "95%"), ("optimal", "80%"), ("gist", None)])
+def test_convolutions_steps_are_plains_and_within_their_budgets(policy, budget, layout, amp, bias, monkeypatch):
+    split = counted(monkeypatch, weighted.conv, "carry_out")
+    torch.manual_seed(0)
+    batch = torch.randn(8, 3, 32, 32).to(memory_format=layout), torch.randint(10, (8,))
+    joint = checked(Images(bias).to(memory_format=layout), batch, policy, budget, amp).count("conv2d")
+    assert 3 <= joint < 9, "those of the first block have no room"
+    assert len(split) == 3 * (9 - joint)
 
 
 def test_an_input_that_would_raise_the_peak_goes_first():

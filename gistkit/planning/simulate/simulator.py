@@ -169,10 +169,10 @@ class Simulator:
         return Effects(lives, ((task, -self.task_s[task]),))
 
     def _joint(self, plan: Plan) -> Iterator[Interval]:
-        """The inputs of calls whose node takes both gradients at once, beside the second one."""
+        """What calls whose node takes both gradients at once hold besides."""
         for choice in (c for c in plan.choices if c.joint):
-            for task in self.index.input_tasks(choice.covered):
-                yield Interval(task, task, self.index.joint_bytes(choice.covered), -1, "decoded")
+            for task, nbytes in self.index.joint_bytes(choice.covered).items():
+                yield Interval(task, task, nbytes, -1, "decoded")
 
     def _seconds(self, plan: Plan) -> tuple[list[float], dict[int, str]]:
         algorithms: dict[int, str] = {}

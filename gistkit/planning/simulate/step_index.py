@@ -38,17 +38,19 @@ class StepIndex:
         shape = self.graph.storages[self.graph.blocks[block].storage].shape
         return shape[0] if shape else 1
 
-    def joint_bytes(self, covered: int) -> int:
-        """What a node that takes both gradients of a covered call at once holds beside them: its saved input."""
-        storages = (self.graph.storages[s.storage] for s in self.covered[covered].saves)
-        return max((s.nbytes for s in storages if s.kind != "parameter"), default=0)
+    def joint_bytes(self, covered: int) -> dict[int, int]:
+        """By task of backward what a node that takes both gradients of a covered call at once holds besides: its saved
+        input, beside every task that makes the input's gradient, the sum with those of other readers among them; a
+        convolution's also the input's gradient, which cuDNN makes first, beside the weight's."""
+        call = self.covered[covered]
+        storages = (self.graph.storages[s.storage] for s in call.saves)
+        nbytes = max((s.nbytes for s in storages if s.kind != "parameter"), default=0)
+        parts = {t: self.graph.tasks[t].part for t in self.backward_of(covered)}
+        both = ("input", "weight") if call.op == "conv2d" else ("input",)
+        return {task: nbytes for task, part in parts.items() if part in both}
 
     def backward_of(self, covered: int) -> list[int]:
         return [t for t in self.of_call[self.covered[covered].index] if self.graph.tasks[t].phase == BACKWARD]
-
-    def input_tasks(self, covered: int) -> list[int]:
-        """The tasks that make a covered call's input gradient: its own, and the sum with those of other readers."""
-        return [t for t in self.backward_of(covered) if self.graph.tasks[t].part == "input"]
 
     def block(self, storage: int) -> Block:
         """The block of a storage. Raises PlanError for one that the step has not."""

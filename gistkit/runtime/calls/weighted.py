@@ -1,9 +1,9 @@
 """Convolution, linear layer and batch norm.
 
-PyTorch's convolution node takes both gradients in one call and holds the decoded input meanwhile. Gistkit's nodes take
-the weight gradient first and let go of the decoded input before the input gradient is taken, which is less memory and
-two calls of the library. Batch norm is PyTorch's own with its node's saved input replaced by what is planned; it is
-recorded where rebuilds start from it.
+PyTorch's node of a convolution or linear layer takes both gradients in one call and holds the decoded input meanwhile.
+Gistkit's nodes take the weight gradient first and let go of the decoded input before the input gradient is taken, which
+is less memory and two calls of the library; they run where there is no room for PyTorch's. Batch norm is PyTorch's own
+with its node's saved input replaced by what is planned; it is recorded where rebuilds start from it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def specialised_conv2d(state: ForwardState, step: Step, b: Conv2d) -> Specialise
     if not takes_conv2d(x, weight):
         return None
     native = type(weight) is Parameter and weight.requires_grad and type(b.padding) is tuple and x.dim() == 4
-    if native and not state.strict and (not x.requires_grad or state.has_room(step.index, x)):
+    alone = not x.requires_grad and not step.choice.algorithm  # its node takes one gradient
+    if native and (alone or step.choice.joint or state.has_room(step.index, x)):
         return NativeConv2d(state, step, b)
     return SplitConv2d(state, step, b)
 
@@ -46,7 +47,7 @@ def specialised_linear(state: ForwardState, step: Step, b: Linear) -> Specialise
     """How a linear layer over such operands runs as planned."""
     if not takes_linear(b.x, b.weight, b.bias):
         return None
-    roomy = step.choice.joint or (not state.strict and state.has_room(step.index, b.x))
+    roomy = step.choice.joint or state.has_room(step.index, b.x)
     native = roomy and type(b.weight) is Parameter and b.weight.requires_grad
     return (NativeLinear if native else SplitLinear)(state, step, b)
 
@@ -55,7 +56,7 @@ class NativeConv2d(SpecialisedCall):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
-        self._decision, self._options = step.input, b[3:]
+        self._decision, self._options, self._given = step.input, b[3:], state.strict
 
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
         return type(weight) is Parameter and weight.requires_grad and options == self._options
@@ -70,6 +71,10 @@ class NativeConv2d(SpecialisedCall):
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         y: Any = torch.conv2d(x, weight, bias, *options)
         # autocast's copy of x, which is saved then, is another tensor
+        if self._given:
+            saved = x if y.dtype is x.dtype else y.grad_fn._saved_input
+            replace_saved(y.grad_fn, "input", state.keep(saved, self._decision))
+            return y
         known = state.table.hold(x) if y.dtype is x.dtype else None
         decision = self._decision
         if known is not None:
