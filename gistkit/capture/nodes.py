@@ -69,7 +69,9 @@ def is_weight(t: torch.Tensor) -> bool:
 
 def is_parameter(t: torch.Tensor) -> bool:
     """Whether a tensor is a parameter or a view of one."""
-    return type(t) is torch.nn.Parameter or _is_parameter(t) or (t._is_view() and _is_parameter(t._base))
+    if type(t) is torch.nn.Parameter or (type(t) is not torch.Tensor and isinstance(t, torch.nn.Parameter)):
+        return True
+    return t._is_view() and _is_parameter(t._base)
 
 
 def _is_parameter(t: torch.Tensor | None) -> bool:

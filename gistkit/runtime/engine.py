@@ -288,13 +288,13 @@ class Engine:
         state.forecasts = Forecasts(known, learn)
 
     def _interposed(self, state: ForwardState, key: tuple, model: torch.nn.Module) -> Any:
-        """All calls where zeros are counted or calls are written down, else the sites alone."""
+        """All calls where zeros are counted or a custom Function saves what is to be caught, else the sites alone."""
         program: Any = state.program
-        if state.probing or state.tape is not None or program.catches_functions:
+        if state.probing or program.catches_functions:
             return interposed(state)
         sites = self._sites.get(key)
         if sites is None or sites.program is not program:
-            sites = self._sites[key] = Sites(model, program, state.strict)
+            sites = self._sites[key] = Sites(model, program, state.strict or state.tape is not None)
         return sites.interposed(state)
 
     def _replans_next(self) -> bool:

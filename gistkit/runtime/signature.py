@@ -13,10 +13,17 @@ from gistkit.capture import hooks_are_active
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 AutocastState = tuple[tuple[bool, torch.dtype], ...]
+_OFF = (False, torch.get_autocast_dtype("cpu")), (False, torch.get_autocast_dtype("cuda"))
 
 
 def autocast_now() -> AutocastState:
-    """By device type whether autocast is on, and its dtype."""
+    """By device type whether autocast is on, and its dtype; the dtypes are PyTorch's defaults where it is off for all
+    devices."""
+    return autocast_states() if torch._C._is_any_autocast_enabled() else _OFF
+
+
+def autocast_states() -> AutocastState:
+    """The same with the dtypes that are set."""
     on, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
     return (on("cpu"), dtype("cpu")), (on("cuda"), dtype("cuda"))  # of AUTOCAST_DEVICES
 

@@ -86,14 +86,10 @@ class without_hooks:
 def pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
     """A hold on what an op saves."""
     if not state.hooked:
-        return _numbered(state, x)
+        return _pack(state, x) if state.tape is None else state.tape.saving(_pack, state, x)
     # a custom Function saves while the forward's function mode is on, which would take what is asked here for calls
     with torch._C.DisableTorchFunction():
-        return _numbered(state, x)
-
-
-def _numbered(state: ForwardState, x: torch.Tensor) -> Kept | Shape:
-    return _pack(state, x) if state.tape is None else state.tape.saving(_pack, state, x)
+        return _pack(state, x) if state.tape is None else state.tape.saving(_pack, state, x)
 
 
 def _pack(state: ForwardState, x: torch.Tensor) -> Kept | Shape:

@@ -25,6 +25,7 @@ from gistkit.runtime.calls.run import hold_output, run
 from gistkit.runtime.calls.weighted import NativeBatchNorm
 from gistkit.runtime.forward.state import ForwardState
 from gistkit.runtime.program.program import Program
+from gistkit.runtime.recompute.tape import Tape
 
 _gradients = torch.is_grad_enabled
 _transforms = torch._C._are_functorch_transforms_active
@@ -153,9 +154,21 @@ class Leaf(Site):
         return call.at(state, module, x) if type(call) is NativeBatchNorm else self.plain(module, x)
 
 
+_AS_CALLED: dict[str, Callable[[Any, torch.Tensor], tuple[Any, tuple, dict]]] = {
+    "relu": lambda m, x: (F.relu, (x,), {"inplace": m.inplace}),
+    "conv2d": lambda m, x: (F.conv2d, _conv2d(m, x), {}),
+    "linear": lambda m, x: (F.linear, _weights(m, x), {}),
+}
+"""The call that such a leaf's forward makes, for those that may run anew unseen by the function mode."""
+
+
 class KnownLeaf(Leaf):
     """The same in a forward that is interposed on as a whole: it runs the call whose turn it is past the function mode,
     where that is of its op and specialised for such operands. The mode sees what else it does."""
+
+    def __init__(self, module: nn.Module, program: Program) -> None:
+        super().__init__(module, program, ())
+        self._as_called = _AS_CALLED.get(self._op)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = running.state, self.module
@@ -165,22 +178,46 @@ class KnownLeaf(Leaf):
             or forward_ad._current_level >= 0
         ):  # fmt: skip
             return self.plain(module, *args, **kwargs)
-        index, program, journey = state.calls, self._program, state.journey
-        if journey is not None:
-            journey.reached(index)
-        goes = state.program is program and index < len(program.steps)
+        index, program = state.calls, self._program
         y, mode = None, _pop_mode()
         try:
-            if goes and program.steps[index].op == self._op and type(mode) is Interposer and mode.state is state:
-                call = program.calls[index]
-                y = None if call is None else call.at(state, module, args[0])
+            its_turn = state.program is program and index < len(program.steps) and program.steps[index].op == self._op
+            if its_turn and type(mode) is Interposer and mode.state is state:
+                y = self._known(state, index, args[0])
         finally:
             _push_mode(mode)
-        if y is None:
-            return self.plain(module, *args)
-        state.calls, state.seen = index + 1, state.seen + 1
+        return self.plain(module, *args) if y is None else y
+
+    def _known(self, state: ForwardState, index: int, x: torch.Tensor) -> torch.Tensor | None:
+        """The covered call of that number; None where it cannot be run so."""
+        program, journey, tape = self._program, state.journey, state.tape
+        call = program.calls[index]
+        if call is None:
+            return None
         if journey is not None:
-            journey.ran(index, y)
-        if index in program.held_outputs:
-            hold_output(state, program.steps[index], y)
+            journey.reached(index)
+        y = call.at(state, self.module, x) if tape is None else self._on(tape, call, state, index, x)
+        if y is not None:
+            state.calls, state.seen = index + 1, state.seen + 1
+            if journey is not None:
+                journey.ran(index, y)
+            if index in program.held_outputs:
+                hold_output(state, program.steps[index], y)
+        return y
+
+    def _on(self, tape: Tape, call: Any, state: ForwardState, index: int, x: torch.Tensor) -> torch.Tensor | None:
+        """The call, written down where a segment needs it."""
+        module, number = self.module, self._program.covered[index].index
+        counts = self._op == "batch_norm" and module.training and module.num_batches_tracked is not None
+        written = number in tape.watched
+        if not tape.is_next(number, counts) or (written and self._as_called is None):
+            return None
+        if not written:
+            y = call.at(state, module, x)
+            if y is not None:
+                tape.skipped(number, counts)
+            return y
+        tape.begin(*self._as_called(module, x))  # type: ignore[misc]
+        y = call.at(state, module, x)
+        tape.undo() if y is None else tape.end(y)
         return y

@@ -94,7 +94,7 @@ class Sites:
         if self._whole:
             modules = dict(model.named_modules())
             leaves = {c.module: None for c in program.covered if _is_leaf(modules.get(c.module), c.op)}
-            self._sites = [KnownLeaf(modules[name], program, ()) for name in leaves]
+            self._sites = [KnownLeaf(modules[name], program) for name in leaves]
 
     @contextmanager
     def interposed(self, state: ForwardState) -> Iterator[None]:

@@ -56,24 +56,25 @@ class NativeConv2d(SpecialisedCall):
     """PyTorch's convolution; how its input is kept depends on the input alone."""
 
     def __init__(self, state: ForwardState, step: Step, b: Conv2d) -> None:
-        self._decision, self._options, self._given = step.input, b[3:], state.strict
+        self._decision, self._options = step.input, b[3:]
+        self._given = TensorKind(b.x) if state.strict else None
 
     def fits(self, x: Any, weight: Any, bias: Any, *options: Any) -> bool:
-        return type(weight) is Parameter and weight.requires_grad and options == self._options
+        own = type(weight) is Parameter and weight.requires_grad and options == self._options
+        return own and (self._given is None or self._given.fits(x))
 
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
-        own, options = module._parameters, (module.stride, module.padding, module.dilation, module.groups)
-        weight = own["weight"]
-        if type(weight) is Parameter and weight.requires_grad and options == self._options:
-            return self(state, x, weight, own["bias"], *options)
-        return None
+        own = module._parameters
+        values = x, own["weight"], own["bias"], module.stride, module.padding, module.dilation, module.groups
+        return self(state, *values) if self.fits(*values) else None
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         y: Any = torch.conv2d(x, weight, bias, *options)
         # autocast's copy of x, which is saved then, is another tensor
-        if self._given:
+        if self._given is not None:
             saved = x if y.dtype is x.dtype else y.grad_fn._saved_input
-            replace_saved(y.grad_fn, "input", state.keep(saved, self._decision))
+            if not state.leaves(saved, self._decision):
+                replace_saved(y.grad_fn, "input", state.keep(saved, self._decision))
             return y
         known = state.table.hold(x) if y.dtype is x.dtype else None
         decision = self._decision
@@ -134,6 +135,10 @@ class SplitLinear(SpecialisedCall):
     def fits(self, x: Any, *_: Any) -> bool:
         return self._x.fits(x)
 
+    def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor | None:
+        weight, bias = module._parameters["weight"], module._parameters["bias"]
+        return self(state, x, weight, bias) if type(weight) is Parameter and self.fits(x, weight, bias) else None
+
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any) -> torch.Tensor:
         keep = partial(state.keep, decision=self.step.input)
         return linear(x, weight, bias, keep=keep)
@@ -156,19 +161,25 @@ class NativeLinear(SplitLinear):
         saved = getattr(node, f"_saved_{self._field}", None)
         if saved is None:  # another product than expected
             return super().__call__(state, x, weight, bias)
-        replace_saved(node, self._field, state.keep(saved, self.step.input))
+        if not state.leaves(saved, self.step.input):
+            replace_saved(node, self._field, state.keep(saved, self.step.input))
         return y
 
 
 class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm."""
 
+    _kind: tuple | None = None
+    """In which a module's call was seen to be the planned one."""
+
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor:
         own = module._parameters
-        if state.bound and state.program is not None:
+        kind = x.dtype, x.shape, x.stride(), module.training
+        if kind != self._kind and state.bound and state.program is not None:
             of_batch = module.training or module.running_mean is module.running_var is None
             bound = BatchNorm(x, None, None, own["weight"], own["bias"], of_batch, module.momentum, module.eps)
             check_call(state.program, self.step.index, bound)
+            self._kind = kind
         y = type(module).forward(module, x)
         if keeps_its_input(y):
             self.replace(state, y, x, own["bias"], module.training)
@@ -187,7 +198,7 @@ class NativeBatchNorm(SpecialisedCall):
         """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self.step, self.step.input
         kept: Kept | None = None
-        if decision is None or not decision.stays or state.strict or state.table.find(x) is not None:
+        if not state.leaves(x, decision):
             kept = state.keep(x, decision)
             replace_saved(y.grad_fn, "input", kept)
         if step.feeds_recipe and training:

@@ -130,6 +130,12 @@ class ForwardState:
         if self.deferred is not None:
             self.carrier(None)
 
+    def leaves(self, x: torch.Tensor, decision: Decision | None) -> bool:
+        """Whether PyTorch's own hold on x is all that there is to do."""
+        if decision is None or self.program is None or self.probing or decision.storage not in self.program.settled:
+            return False
+        return self.table.find(x) is None
+
     def keep(self, x: torch.Tensor, decision: Decision | None) -> Kept:
         """A hold on x for one backward node: the stash that exists, else a new one as decided, else x itself."""
         stash = self.table.find(x)

@@ -146,8 +146,6 @@ class Program:
     @cached_property
     def settled(self) -> frozenset[int]:
         """Storages that stay as they are in every forward and are no sources: of them only the capture is recorded."""
-        if self._given:
-            return frozenset()
         return frozenset(s for s, _, _ in self.dense_storages if s in self.decisions) - self.sources
 
     @cached_property

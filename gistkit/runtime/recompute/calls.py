@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gistkit.errors import GistError, PlanMismatchError
 from gistkit.kernels import capturing
-from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState, autocast_now
+from gistkit.runtime.signature import AUTOCAST_DEVICES, AutocastState, autocast_now, autocast_states
 
 Geometry = tuple[torch.Size, tuple[int, ...], int]
 RandomState = tuple[str, int, bytes]
@@ -166,15 +166,16 @@ class autocast:
     __slots__ = ("_before", "_cache", "_states")
 
     def __init__(self, states: AutocastState) -> None:
-        self._states, self._before, self._cache = states, autocast_now(), torch.is_autocast_cache_enabled()
+        self._before = None if states == autocast_now() else autocast_states()
+        self._states, self._cache = states, torch.is_autocast_cache_enabled()
 
     def __enter__(self) -> None:
-        if self._states != self._before:
+        if self._before is not None:
             _set_autocast(self._states)
         torch.set_autocast_cache_enabled(False)
 
     def __exit__(self, *_: Any) -> None:
-        if self._states != self._before:
+        if self._before is not None:
             _set_autocast(self._before)
         torch.set_autocast_cache_enabled(self._cache)
 

@@ -69,6 +69,7 @@ class Tape:
     def __init__(
         self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse, recordings: Recordings
     ) -> None:
+        self.watched = plan.watched
         self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
         self._recordings = recordings
         self._segments = [Segment(recordings.reruns[i]) for i in range(len(plan.segments))]
@@ -110,6 +111,22 @@ class Tape:
                 return self._write_down(segments, func, args, kwargs, leaves, spec)
         if number in self._recordings.overwrites:
             now.versions = self._versions(self._operands(func, args, kwargs))
+
+    def is_next(self, number: int, counts: bool) -> bool:
+        """Whether the call of that number comes next, behind a batch norm's counter where it ``counts``."""
+        at = self._at + counts
+        return at < self._most and self._plan.order[at] == number
+
+    def skipped(self, number: int, counts: bool) -> None:
+        """That call, which no segment needs, has run unseen."""
+        self._at += 1 + counts
+        self._now = now = self._unwritten
+        now.number, now.over, now.saves, now.autocast = number, True, 0, None
+
+    def undo(self) -> None:
+        """The call that has begun has not run: it begins again."""
+        self._at -= 1
+        self._now.written = []
 
     @property
     def running(self) -> int:
@@ -204,7 +221,8 @@ class Tape:
         plan = self._plan.of_storage.get(storage)
         if plan is None or now.number < 0:
             return "no call of its segment is running"
-        why = self._inside(x, storage)
+        makes_it = self._plan.graph.storages[storage].producer == now.number
+        why = self._inside(x, storage) if makes_it else ""
         if why:
             return why
         after = storage not in now.versions or x._version > now.versions[storage]
@@ -252,7 +270,7 @@ class Tape:
         """Why a storage that the running call makes inside itself cannot come back; notes how it does."""
         graph, now = self._plan.graph, self._now
         call = graph.calls[now.number]
-        if graph.storages[storage].producer != call.index or storage in self._recordings.results(call.index):
+        if storage in self._recordings.results(call.index):
             return ""
         for _, written, _, _ in now.written:
             cast = written.cast_of(x, last=now.saving) if now.op in LOWERED else -1
