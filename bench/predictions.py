@@ -137,10 +137,11 @@ def planned(
 
 
 def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, captured: bool = False) -> dict[str, Any]:
-    """Seconds of the timed steps, the device drained before and after, and the most bytes that were allocated; of a
-    step that is ``captured`` into a CUDA graph in the warm-up those that were allocated then."""
+    """Seconds of the timed steps, the device drained before and after; the median of those after which the host had
+    issued all (``host_s``); the most bytes that were allocated, of a step that is ``captured`` into a CUDA graph in the
+    warm-up those that were allocated then."""
     drain = torch.cuda.synchronize if device == "cuda" else lambda: None
-    seconds = []
+    seconds, host_s = [], []
     warm_up = BEFORE_CAPTURE + 1 if captured else WARM_UP
     for number in range(warm_up + TIMED):
         model.zero_grad(set_to_none=True)
@@ -149,10 +150,12 @@ def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, capture
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         step()
+        host_s.append(time.perf_counter() - start)
         drain()
         seconds.append(time.perf_counter() - start)
     seconds = sorted(seconds[warm_up:])
     return {
+        "host_s": statistics.median(host_s[warm_up:]),
         "measured_s": statistics.median(seconds),
         "fastest_s": seconds[0],
         "slowest_s": seconds[-1],
