@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run on a machine with a GPU: the gpu tests, training steps side by side, the layer benchmark. What comes of it goes to
 # $OUT (default bench/results): tests.txt (all test logs), steps.jsonl, layers.jsonl and their logs, summary.txt (counts and failures of the tests).
-# Installs nothing, needs no network: python3 with torch, triton, pytest, hypothesis, rich, in whatever versions the
+# Installs nothing, needs no network: python3 with torch, triton, pytest, pytest-xdist, hypothesis, rich, in whatever versions the
 # machine has (so deprecations are no errors here). GISTKIT_COMMIT names the commit where the checkout has no history,
 # or not the project's.
 #
@@ -12,9 +12,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
 export OUT=${OUT:-bench/results}
 mkdir -p "$OUT"
-REPORTS=$(mktemp -d)
-export REPORTS
-trap 'rm -rf "$REPORTS"' EXIT
 parts=${*:-tests steps layers}
 status=0
 
@@ -29,23 +26,19 @@ part() {
     ((code == 0)) || status=1
 }
 
-# Most of a test's time is compilation on the CPU: one process a file, all at once; but what measures the device is alone.
-test_file() {
-    local name
-    name=$(basename "$1" .py)
-    OMP_NUM_THREADS=2 python3 -m pytest "$1" -m gpu -p no:cacheprovider --durations=5 -rsfE \
-        -W default::DeprecationWarning -W default::FutureWarning >"$REPORTS/$name.log" 2>&1
+# Most of a test's time is compilation on the CPU: many processes at once; but what measures the device is alone.
+gpu_tests() {
+    local all=(python3 -m pytest -m gpu -p no:cacheprovider -p no:benchmark --durations=5 -rsfE
+        -W default::DeprecationWarning -W default::FutureWarning) apart=(tests/gpu/test_{calibrate,host,spill_runtime}.py) code=0
+    OMP_NUM_THREADS=2 "${all[@]}" tests/gpu "${apart[@]/#/--ignore=}" -n "$(nproc)" --dist worksteal || code=$?
+    "${all[@]}" "${apart[@]}" || code=$?
+    return $code
 }
-export -f test_file
+export -f gpu_tests
 
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
 python3 -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__)'
-part tests 300 "$REPORTS/xargs.txt" \
-    bash -c 'ls -S tests/gpu/test_*.py | grep -v calibrate | xargs -P 16 -I{} bash -c "test_file {}"; code=$?
-        test_file tests/gpu/test_calibrate.py && exit $code'
-if [[ " $parts " == *" tests "* ]]; then
-    tail -n +1 "$REPORTS"/xargs.txt "$REPORTS"/*.log >"$OUT/tests.txt"
-fi
+part tests 300 "$OUT/tests.txt" bash -c gpu_tests
 part steps 150 "$OUT/steps.log" python3 -m bench.steps --device cuda --out "$OUT/steps.jsonl" \
     --models vgg16,resnet50 --dtypes fp32 --batch 64 --image 224 --max-s 140
 part layers 125 "$OUT/layers.log" python3 -m bench.layers --device cuda --sizes-mib 512 --max-s 118 \
@@ -53,6 +46,6 @@ part layers 125 "$OUT/layers.log" python3 -m bench.layers --device cuda --sizes-
 [[ " $parts " == *" steps "* ]] && tail -n 45 "$OUT/steps.log"
 if [[ " $parts " == *" tests "* ]]; then
     echo "== summary"
-    grep -hE '^(FAILED|ERROR|[0-9]+ (passed|failed|skipped)|=+ .*(passed|failed|skipped))' "$REPORTS"/*.log | tee "$OUT/summary.txt"
+    grep -hE '^(FAILED|ERROR|[0-9]+ (passed|failed|skipped)|=+ .*(passed|failed|skipped))' "$OUT/tests.txt" | tee "$OUT/summary.txt"
 fi
 exit $status
