@@ -66,14 +66,6 @@ def _flush(stage, values_ptr, lane, count, FMT: tl.constexpr, DTYPE: tl.constexp
         first += CHUNK
 
 
-@triton.jit
-def _load_marks(marks_ptr, slot, lane):
-    marks = ()
-    for c in tl.static_range(CHUNKS):
-        marks += (tl.load(marks_ptr + slot * (SLOT // 8) + c * LANES + lane).to(tl.int32),)
-    return marks
-
-
 @triton.jit(do_not_specialize=["n", "plane"])
 def zvc_decode_kernel(
     out_ptr, grad_ptr, marks_ptr, counts_ptr, ends_ptr, values_ptr, exponents_ptr, n, plane, FMT: tl.constexpr,
