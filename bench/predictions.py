@@ -129,7 +129,7 @@ def planned(
     model: nn.Module, batch: Batch, loss_fn: Loss, policy: str, budget: str | None, **options: Any
 ) -> gistkit.Plan:
     """The policy's plan within the budget, without one where it has none within it; `plain` has none ever."""
-    words = {"loss_fn": loss_fn, "policy": policy, "fidelity": "reassociated", **options}
+    words = {"loss_fn": loss_fn, "policy": policy, "fidelity": "reassociated", "hold_output": False, **options}
     try:
         return gistkit.plan(model, *batch, budget=None if policy == "plain" else budget, **words)
     except gistkit.BudgetError:

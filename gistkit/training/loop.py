@@ -142,7 +142,7 @@ def _planned(model: torch.nn.Module, images: ImageSet, settings: TrainSettings) 
     targets = images.labels[: settings.batch].to(settings.device)
     stay_bytes = sum(p.nbytes for p in model.parameters() if p.requires_grad) * (1 + (settings.momentum > 0))
     words = {"budget": settings.budget, "policy": settings.policy or "optimal", "fidelity": settings.fidelity}
-    return plan(model, x, targets, loss_fn=F.cross_entropy, reserved_bytes=stay_bytes, **words)
+    return plan(model, x, targets, loss_fn=F.cross_entropy, reserved_bytes=stay_bytes, hold_output=False, **words)
 
 
 def _drawn(count: int, settings: TrainSettings) -> set[int]:

@@ -1,0 +1,68 @@
+"""A plan of a step that lets go of the model's output when the loss is there: to the byte what gistkit.step takes."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.planning.cost import PRESETS
+from gistkit.runtime.live import LiveBytes
+
+TOKENS, ROWS, LENGTH = 2000, 4, 64
+
+
+def loss_fn(logits, targets):
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def case():
+    torch.manual_seed(0)
+    width = 32
+    block = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.GELU(), nn.Linear(64, width))
+    model = nn.Sequential(nn.Embedding(TOKENS, width), block, nn.Linear(width, TOKENS, bias=False))
+    return model, torch.randint(TOKENS, (ROWS, LENGTH)), torch.randint(TOKENS, (ROWS, LENGTH))
+
+
+def peak_of(step, *tracked):
+    with LiveBytes(timeline=False) as live:
+        live.track(*tracked)
+        step()
+    return live.peak_bytes
+
+
+@pytest.mark.parametrize("amp", [False, True])
+def test_a_plan_of_plain_pytorch_is_a_steps_to_the_byte(amp):
+    model, x, t = case()
+    output_bytes = ROWS * LENGTH * TOKENS * (2 if amp else 4)
+    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+        plan = gistkit.plan(model, x, t, loss_fn=loss_fn, policy="plain", hardware=PRESETS["cpu"], hold_output=False)
+        held = gistkit.plan(model, x, t, loss_fn=loss_fn, policy="plain", hardware=PRESETS["cpu"])
+        assert peak_of(lambda: gistkit.step(model, loss_fn, x, t), model, x, t) == plan.peak_bytes
+    assert held.peak_bytes == plan.peak_bytes + output_bytes
+
+
+@pytest.mark.parametrize(("budget", "fidelity"), [("99%", "bitwise"), ("60%", "reassociated")])
+def test_a_budget_holds_in_steps(budget, fidelity):
+    model, x, t = case()
+    reference = copy.deepcopy(model)
+    gistkit.step(reference, loss_fn, x, t)
+    words = {"loss_fn": loss_fn, "hardware": PRESETS["cpu"], "fidelity": fidelity, "hold_output": False}
+    plan = gistkit.plan(model, x, t, budget=budget, **words)
+    assert (plan.sub_batches > 1) == (fidelity == "reassociated")
+    gistkit.compress(model, plan)
+    step = lambda: gistkit.step(model, loss_fn, x, t, verify=False)  # noqa: E731
+    for _ in range(3):
+        model.zero_grad()
+        assert peak_of(step, model, x, t) <= plan.peak_bytes <= plan.budget_bytes
+    for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
+        tolerance = {"rtol": 0, "atol": 0} if fidelity == "bitwise" else {"rtol": 1e-4, "atol": 1e-6}
+        torch.testing.assert_close(found.grad, expected.grad, **tolerance)
+
+
+def test_any_other_word_is_refused():
+    model, x, t = case()
+    with pytest.raises(TypeError, match=r"plan: hold_output must be True or False, got 1; False is for gistkit\.step"):
+        gistkit.plan(model, x, t, loss_fn=loss_fn, hold_output=1)
