@@ -147,7 +147,7 @@ def _traced_step(
         with running("loss_fn", model):
             loss = loss_of(out, targets, loss_fn)
         if not hold_output:
-            del out
+            out = None
         tracer.autocast_ends()
         if not loss.requires_grad:
             raise CaptureError(
@@ -161,7 +161,9 @@ def _traced_step(
             tracer.finish({p.storage for p in notes.packs() if p.storage is not None})
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-            return StepBuilder(graph, notes, tracer, gradients).build(batch)
+            held = {t.untyped_storage()._cdata for t in tensors_in(out)} if hold_output else set()
+            out = None
+            return StepBuilder(graph, notes, tracer, gradients, held).build(batch)
 
 
 def loss_of(out: Any, targets: tuple, loss_fn: LossFn | None) -> torch.Tensor:

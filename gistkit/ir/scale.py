@@ -51,7 +51,13 @@ def scaled(graph: SavedGraph, parts: int) -> SavedGraph:
     if small is None or small.batch >= graph.batch:
         small = _without_rows(graph)
     rows = -(-graph.batch // parts)
-    return replace(_between(graph, small, graph.batch - rows, graph.batch - small.batch), batch=rows)
+    part = _between(graph, small, graph.batch - rows, graph.batch - small.batch)
+    return replace(part, batch=rows, blocks=tuple(map(_released, part.blocks)))
+
+
+def _released(block: Block) -> Block:
+    """As in a step in parts, which lets go of each part's output before the part's backward."""
+    return replace(block, last=block.released) if block.released >= 0 else block
 
 
 def goes_as(small: SavedGraph, graph: SavedGraph) -> bool:

@@ -107,7 +107,9 @@ class Block:
     the last of them. A saved block without a use (a pool's input: only its shape is read) is held by plain PyTorch
     until ``holder``, the last backward task that owns a reference. Where nodes that lead nowhere hold it until they die
     during the forward, ``last`` is that, and ``read`` the last task during which it would be there without them: a form
-    that stands for it is all that they hold from then on (-1: there are none such)."""
+    that stands for it is all that they hold from then on (-1: there are none such). ``released``: of the model's
+    output, which a loop's variable holds to the end, the last task before backward, where nothing else does (else
+    -1)."""
 
     id: int
     kind: str
@@ -121,3 +123,4 @@ class Block:
     dtype: str = "float32"
     name: str = ""
     read: int = -1
+    released: int = -1

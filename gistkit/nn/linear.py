@@ -24,8 +24,8 @@ class _Linear(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         with torch._C._DisableAutocast():
             y = F.linear(x, matrix.t(), bias)
-            if y._is_view():  # of three dimensions and more: in-place ops after this one must find no view
-                y = torch.ops.aten._unsafe_view(y, y.shape)
+            if y.dim() > 2:
+                y = torch.ops.aten._unsafe_view(y, (-1, y.shape[-1]))
         ctx.save_for_backward(matrix if ctx.needs_input_grad[0] else None)
         shapes = x.shape, _column_major(x), matrix.shape, _column_major(matrix)
         ctx.kept = (keep(x) if ctx.needs_input_grad[1] else None, shapes)
@@ -37,7 +37,6 @@ class _Linear(torch.autograd.Function):
         kept, (shape, column_major, features, by_columns) = take(ctx)
         (matrix,) = ctx.saved_tensors
         needs_x, needs_matrix, needs_bias = ctx.needs_input_grad[:3]
-        grad = grad.reshape(-1, features[1])
         grad_x = grad_matrix = grad_bias = None
         if needs_matrix:
             x = kept.dense().reshape(-1, features[0])
@@ -75,4 +74,6 @@ def linear(
     if not ours or not takes_linear(x, weight, bias):
         return F.linear(x, weight, bias)
     x, weight, bias = cast("linear", x.device.type, x, weight, bias)
-    return _Linear.apply(x, weight.t(), bias, keep or keep_dense)
+    y = _Linear.apply(x, weight.t(), bias, keep or keep_dense)
+    # a gradient that is not contiguous is copied by a node of its own, which lets go of it; in-place ops find no view
+    return y if x.dim() == 2 else torch.ops.aten._unsafe_view(y, (*x.shape[:-1], y.shape[-1]))

@@ -1,6 +1,7 @@
 """A plan of a step that lets go of the model's output when the loss is there: to the byte what gistkit.step takes."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from gistkit.planning.cost import PRESETS
+from gistkit.planning.cost import PRESETS, cost_table
+from gistkit.planning.policies import POLICIES
+from gistkit.planning.simulate import Simulator
 from gistkit.runtime.live import LiveBytes
 
 TOKENS, ROWS, LENGTH = 2000, 4, 64
@@ -66,3 +69,35 @@ def test_any_other_word_is_refused():
     model, x, t = case()
     with pytest.raises(TypeError, match=r"plan: hold_output must be True or False, got 1; False is for gistkit\.step"):
         gistkit.plan(model, x, t, loss_fn=loss_fn, hold_output=1)
+
+
+def test_sub_batches_let_go_of_their_outputs():
+    model, x, t = case()
+    peaks = {}
+    for hold in (True, False):
+        graph = gistkit.capture(model, (x,), backward=True, loss_fn=loss_fn, targets=(t,), hold_output=hold)
+        costs = cost_table(graph, PRESETS["cpu"])
+        plan, simulator = POLICIES["checkpoint"](graph, costs), Simulator(graph, costs)
+        peaks[hold] = [simulator.run(replace(plan, sub_batches=parts)).peak_bytes for parts in (1, 2, 4)]
+    assert peaks[True][0] == peaks[False][0] + 4 * ROWS * LENGTH * TOKENS
+    assert peaks[True][1:] == peaks[False][1:]
+
+
+class Remembering(nn.Module):
+    """Its output outlives the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = case()[0], None
+
+    def forward(self, x):
+        self.last = self.inner(x)
+        return self.last
+
+
+def test_an_output_that_the_model_holds_is_not_released():
+    _, x, t = case()
+    graph = gistkit.capture(Remembering(), (x,), backward=True, loss_fn=loss_fn, targets=(t,))
+    assert all(b.released < 0 for b in graph.blocks)
+    graph = gistkit.capture(case()[0], (x,), backward=True, loss_fn=loss_fn, targets=(t,))
+    assert [b.nbytes for b in graph.blocks if b.released >= 0] == [4 * ROWS * LENGTH * TOKENS]

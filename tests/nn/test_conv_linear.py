@@ -189,3 +189,15 @@ def test_writing_to_an_operand_in_between_raises(op):
             (z, weight)[written].mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+def test_a_gradient_that_is_not_contiguous_goes_before_the_weights():
+    """As in PyTorch: its copy stands in for it."""
+    peaks = []
+    for f in (functional.linear, F.linear):
+        torch.manual_seed(0)
+        x, w = torch.randn(4, 8, 64, requires_grad=True), torch.randn(1000, 64, requires_grad=True)
+        with LiveBytes(timeline=False) as live:
+            F.cross_entropy(f(x, w).transpose(1, 2), torch.zeros(4, 8, dtype=torch.long)).backward()
+        peaks.append(live.peak_bytes)
+    assert peaks[0] <= peaks[1]

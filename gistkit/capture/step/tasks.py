@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -19,10 +19,18 @@ _KINDS = {"parameter": "weight", "buffer": "buffer", "input": "input"}
 
 
 class StepBuilder:
-    """The tasks and blocks of a traced step; ``gradients`` are the parameters' own."""
+    """The tasks and blocks of a traced step; ``gradients`` are the parameters' own, ``held`` the storages of the
+    model's output, which a variable held until now."""
 
-    def __init__(self, graph: SavedGraph, notes: Notes, tracer: Tracer, gradients: Iterable[torch.Tensor]) -> None:
-        self.graph, self.notes, self.tracer = graph, notes, tracer
+    def __init__(
+        self,
+        graph: SavedGraph,
+        notes: Notes,
+        tracer: Tracer,
+        gradients: Iterable[torch.Tensor],
+        held: Collection[int] = (),
+    ) -> None:
+        self.graph, self.notes, self.tracer, self._held = graph, notes, tracer, held
         self.gradients = {t.untyped_storage()._cdata for t in gradients}
         self._ranges = sorted((c.lo, c.hi, c.number) for c in notes.calls)
         self._calls = [self._call_of(span) for span in tracer.spans]
@@ -106,6 +114,8 @@ class StepBuilder:
             name = self.tasks[first].module or self.tasks[first].op if first >= 0 else ""
             life = storage, first, last
             made = Block(len(blocks), self._kind(item, kind), item.nbytes, *life, dtype=item.dtype, name=name)
+            if item.ref.cdata in self._held and item.first >= 0 and item.ref.expired():
+                made = replace(made, released=max(t.index for t in self.tasks if t.phase != BACKWARD))
             blocks.append(replace(made, read=read) if read < last else made)
         return blocks
 
@@ -113,7 +123,8 @@ class StepBuilder:
         end = len(self.tasks)
         if item.first < 0:
             return BEFORE, end
-        outlives = item.ref.cdata in self.gradients or not (item.cast or item.ref.expired())
+        stays = item.ref.cdata in self.gradients or item.ref.cdata in self._held
+        outlives = stays or not (item.cast or item.ref.expired())
         first = self.first_task[item.first]
         span = self.tracer.spans[item.first]
         if self.last_task[item.first] > first and item.id not in self.of_weights and item.id in span.writes:
