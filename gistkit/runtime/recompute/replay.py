@@ -50,6 +50,7 @@ class RecomputedBody:
         self._like = geometry(x)
         self.values: torch.Tensor | None = None
         self.check: Callable[[torch.Tensor], None] | None = None
+        segment.bodies.append(weakref.ref(self))
 
     @property
     def nbytes(self) -> int:
@@ -75,19 +76,14 @@ class Segment:
         self.holds: list[Kept] = []
         self.random: dict[int, tuple[RandomState, ...]] = {}
         self.complete, self._reruns = False, reruns
-        self._bodies: list[weakref.ref[RecomputedBody]] = []
+        self.bodies: list[weakref.ref[RecomputedBody]] = []
         self._lock = threading.RLock()
-
-    def body(self, storage: int, time: int, x: torch.Tensor) -> RecomputedBody:
-        body = RecomputedBody(self, storage, time, x)
-        self._bodies.append(weakref.ref(body))
-        return body
 
     def replay(self, asking: RecomputedBody) -> None:
         """Give every stand-in that somebody still holds its values, then let go of calls and holds; before the forward
         is complete only the one that asks."""
         with self._lock:
-            bodies = [ref() for ref in self._bodies] if self.complete else [asking]
+            bodies = [ref() for ref in self.bodies] if self.complete else [asking]
             wanted = [b for b in bodies if b is not None and b.values is None]
             states = [s for found in self.random.values() for s in found]
             now = [(device, index, random_state(device, index)) for device, index in {s[:2] for s in states}]
@@ -97,7 +93,7 @@ class Segment:
             finally:
                 set_random(now)
             if self.complete:
-                self.calls, self.holds, self._bodies = [], [], []
+                self.calls, self.holds, self.bodies = [], [], []
 
     def _steps(self, wanted: list[RecomputedBody]) -> tuple[Step, ...]:
         key = tuple([(b.storage, b.time) for b in wanted]), tuple(self.calls)
