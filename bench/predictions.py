@@ -14,7 +14,9 @@ those of a calibration, which is made first (``rates`` names it; ``--rates NAME`
 
 A row that ``--out`` holds is not run again. Processes that have the same ``--lock FILE`` plan side by side, and what
 runs on the device is alone there: calibration, the measured plain step, the steps that are timed. ``--device cpu``
-tries it out. Exit status 1 where a step failed, 2 without a CUDA device.
+tries it out. A budget is a share of a plain step that lets go of the model's output when the loss is there, as
+``gistkit.step`` does (rows until e43d9496 counted it to the end). Exit status 1 where a step
+failed, 2 without a CUDA device.
 """
 
 from __future__ import annotations

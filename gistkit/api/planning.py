@@ -89,9 +89,9 @@ def plan(
     each part; False: such a network is not cut. ``cuda_graph=True``: the step will be a CUDA graph
     (:class:`gistkit.GraphedStep`), so the host's time does not count, nothing is sent to the host, kept in a form
     whose size only a run tells or rerun where that draws random numbers (dropout), and the graph's copy of the batch
-    and 64 MiB for the libraries are reserved. ``hold_output=False``: the model's output is let go of when the loss is
-    there, as :func:`gistkit.step` and a CUDA graph do, which a language model's logits make worth telling (GPT-2, 8 x
-    1,024 tokens: 786 of 8,157 MiB). A loop that holds it (``out = model(x)``) takes its bytes beyond such a plan.
+    and 64 MiB for the libraries are reserved. ``hold_output=False``: the step lets go of the model's output
+    when the loss is there, as :func:`gistkit.step` and a CUDA graph do; of GPT-2's 8,157 MiB (8 x 1,024 tokens, bf16)
+    its logits are 786. A loop that holds the output (``out = model(x)``) takes its bytes beyond such a plan.
 
     ``measure``: where the tasks' seconds and the workspace of convolutions come from. True: a few plain steps that run
     now, on a copy of the model, which must be real, and on fewer rows where the batch does not fit. False: arithmetic

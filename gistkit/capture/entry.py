@@ -161,8 +161,8 @@ def _traced_step(
             tracer.finish({p.storage for p in notes.packs() if p.storage is not None})
             gradients = [p.grad for p in model.parameters() if p.grad is not None]
             batch = next((t.shape[0] for t in given if t.dim() > 0), 0)
-            held = {t.untyped_storage()._cdata for t in tensors_in(out)} if hold_output else set()
-            out = None
+            held = {t.untyped_storage()._cdata for t in tensors_in(out)}
+            out = None  # what nothing else holds is gone for the builder
             return StepBuilder(graph, notes, tracer, gradients, held).build(batch)
 
 

@@ -17,8 +17,7 @@ _OFF = (False, torch.get_autocast_dtype("cpu")), (False, torch.get_autocast_dtyp
 
 
 def autocast_now() -> AutocastState:
-    """By device type whether autocast is on, and its dtype; the dtypes are PyTorch's defaults where it is off for all
-    devices."""
+    """By device type whether autocast is on, and its dtype: that which was set at import where it is off everywhere."""
     return autocast_states() if torch._C._is_any_autocast_enabled() else _OFF
 
 

@@ -61,8 +61,9 @@ def test_a_budget_holds_in_steps(budget, fidelity):
         model.zero_grad()
         assert peak_of(step, model, x, t) <= plan.peak_bytes <= plan.budget_bytes
     for found, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        tolerance = {"rtol": 0, "atol": 0} if fidelity == "bitwise" else {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(found.grad, expected.grad, **tolerance)
+        # 256 tokens' terms in another order: as many roundings of what is no larger than the largest gradient
+        off = (found.grad - expected.grad).abs().max()
+        assert off <= (0 if fidelity == "bitwise" else 256 * 2**-24 * expected.grad.abs().max())
 
 
 def test_any_other_word_is_refused():

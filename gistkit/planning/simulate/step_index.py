@@ -39,9 +39,10 @@ class StepIndex:
         return shape[0] if shape else 1
 
     def joint_bytes(self, covered: int) -> dict[int, int]:
-        """By task of backward what a node that takes both gradients of a covered call at once holds besides: its saved
-        input, beside every task that makes the input's gradient, the sum with those of other readers among them; a
-        convolution's also the input's gradient, which cuDNN makes first, beside the weight's."""
+        """The bytes, by task of backward, that a node which takes both gradients of a covered call at once holds
+        besides. During the tasks that make the input's gradient, sums with those of other readers among them, that is
+        the saved input. A convolution's node makes that gradient first: it is there during the weight gradient's task,
+        and as large as the input."""
         call = self.covered[covered]
         storages = (self.graph.storages[s.storage] for s in call.saves)
         nbytes = max((s.nbytes for s in storages if s.kind != "parameter"), default=0)

@@ -69,7 +69,7 @@ class PlainRelu(_ReluCall):
             decision = self.step.output or KEEP_DENSE
             state.mark_sparse(y)
             if decision.form.returns == STAY and not (decision.storage < 0 and state.program is not None):
-                if not state.leaves(y, decision):
+                if not state.stays_as_it_is(y, decision):
                     state.alias(y, decision)
             elif decision.form.returns != STAY and not decision.form.gone:
                 state.cannot(decision, "PyTorch's own op ran, for these operands are not ones that gistkit's takes")

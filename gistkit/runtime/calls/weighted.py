@@ -70,10 +70,10 @@ class NativeConv2d(SpecialisedCall):
 
     def __call__(self, state: ForwardState, x: torch.Tensor, weight: Any, bias: Any, *options: Any) -> torch.Tensor:
         y: Any = torch.conv2d(x, weight, bias, *options)
-        # autocast's copy of x, which is saved then, is another tensor
         if self._given is not None:
+            # under autocast its copy of x is saved, another tensor
             saved = x if y.dtype is x.dtype else y.grad_fn._saved_input
-            if not state.leaves(saved, self._decision):
+            if not state.stays_as_it_is(saved, self._decision):
                 replace_saved(y.grad_fn, "input", state.keep(saved, self._decision))
             return y
         known = state.table.hold(x) if y.dtype is x.dtype else None
@@ -161,7 +161,7 @@ class NativeLinear(SplitLinear):
         saved = getattr(node, f"_saved_{self._field}", None)
         if saved is None:  # another product than expected
             return super().__call__(state, x, weight, bias)
-        if not state.leaves(saved, self.step.input):
+        if not state.stays_as_it_is(saved, self.step.input):
             replace_saved(node, self._field, state.keep(saved, self.step.input))
         return y
 
@@ -170,16 +170,17 @@ class NativeBatchNorm(SpecialisedCall):
     """PyTorch's batch norm."""
 
     _kind: tuple | None = None
-    """In which a module's call was seen to be the planned one."""
+    """The input's kind, and the mode, in which a module's call was seen to be the planned one."""
 
     def at(self, state: ForwardState, module: Any, x: Any) -> torch.Tensor:
         own = module._parameters
-        kind = x.dtype, x.shape, x.stride(), module.training
-        if kind != self._kind and state.bound and state.program is not None:
-            of_batch = module.training or module.running_mean is module.running_var is None
-            bound = BatchNorm(x, None, None, own["weight"], own["bias"], of_batch, module.momentum, module.eps)
-            check_call(state.program, self.step.index, bound)
-            self._kind = kind
+        if state.bound and state.program is not None:
+            kind = x.dtype, x.shape, x.stride(), module.training
+            if kind != self._kind:
+                of_batch = module.training or module.running_mean is module.running_var is None
+                bound = BatchNorm(x, None, None, own["weight"], own["bias"], of_batch, module.momentum, module.eps)
+                check_call(state.program, self.step.index, bound)
+                self._kind = kind
         y = type(module).forward(module, x)
         if keeps_its_input(y):
             self.replace(state, y, x, own["bias"], module.training)
@@ -198,7 +199,7 @@ class NativeBatchNorm(SpecialisedCall):
         """Have y's node keep its input as planned, and record a batch norm of batch statistics for rebuilds."""
         step, decision = self.step, self.step.input
         kept: Kept | None = None
-        if not state.leaves(x, decision):
+        if not state.stays_as_it_is(x, decision):
             kept = state.keep(x, decision)
             replace_saved(y.grad_fn, "input", kept)
         if step.feeds_recipe and training:

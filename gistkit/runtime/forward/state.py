@@ -130,8 +130,8 @@ class ForwardState:
         if self.deferred is not None:
             self.carrier(None)
 
-    def leaves(self, x: torch.Tensor, decision: Decision | None) -> bool:
-        """Whether PyTorch's own hold on x is all that there is to do."""
+    def stays_as_it_is(self, x: torch.Tensor, decision: Decision | None) -> bool:
+        """Whether PyTorch's own hold on x is enough: nothing stands for it, and the report has it from the capture."""
         if decision is None or self.program is None or self.probing or decision.storage not in self.program.settled:
             return False
         return self.table.find(x) is None
