@@ -7,10 +7,11 @@
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. ``graph:optimal``,
 say, is planned for a CUDA graph and run as one; what its pool holds is ``graph_bytes``. A row's ``ratio`` is
-``plan.step_s`` over the median of the measured steps behind the warm-up, ``measured_peak_bytes`` the most that the CUDA
-allocator handed out in them. ``--rivals`` adds PyTorch's own ways to save memory: its checkpoints and ``save_on_cpu``.
-The tasks' seconds are those of a measured plain step, as ``gistkit.plan`` takes them on a card, or with ``--by-rates``
-those of a calibration, which is made first (``rates`` names it; ``--rates NAME``: a preset or a file instead).
+``plan.step_s`` over the median of the measured steps behind the warm-up that had a quiet core (:mod:`bench.pace`),
+``measured_peak_bytes`` the most that the CUDA allocator handed out in them. ``--rivals`` adds PyTorch's own ways to
+save memory: its checkpoints and ``save_on_cpu``. The tasks' seconds are those of a measured plain step, as
+``gistkit.plan`` takes them on a card, or with ``--by-rates`` those of a calibration, which is made first (``rates``
+names it; ``--rates NAME``: a preset or a file instead).
 
 A row that ``--out`` holds is not run again. Processes that have the same ``--lock FILE`` plan side by side, and what
 runs on the device is alone there: calibration, the measured plain step, the steps that are timed. ``--device cpu``
@@ -24,7 +25,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Container, Iterator
@@ -40,6 +40,7 @@ from torch import nn
 import gistkit
 from bench.alone import alone
 from bench.networks import GPT, Transformer, densenet121
+from bench.pace import Timings, loop_s
 from bench.rows import environment, read, utc
 from bench.variants import VARIANTS
 from gistkit import zoo
@@ -48,7 +49,7 @@ from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate
 from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
-WARM_UP, TIMED = 3, 5
+WARM_UP, TIMED = 3, 11
 CLASSES, TOKENS = 1000, 8192
 WITHIN = 0.15
 RIVALS = ("checkpoint", "save_on_cpu")
@@ -139,26 +140,29 @@ def planned(
 
 
 def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, captured: bool = False) -> dict[str, Any]:
-    """Seconds of the timed steps, the device drained before and after; the median of those after which the host had
-    issued all (``host_s``); the most bytes that were allocated, of a step that is ``captured`` into a CUDA graph in the
-    warm-up those that were allocated then."""
+    """Seconds of the timed steps, the device drained before and after, and those after which the host had issued all
+    (``host_s``): the medians of the steps on a quiet core (:mod:`bench.pace`). The most bytes that were allocated, of a
+    step that is ``captured`` into a CUDA graph in the warm-up those that were allocated then."""
     drain = torch.cuda.synchronize if device == "cuda" else lambda: None
-    seconds, host_s = [], []
+    taken, host = Timings(), Timings()
     warm_up = BEFORE_CAPTURE + 1 if captured else WARM_UP
     for number in range(warm_up + TIMED):
         model.zero_grad(set_to_none=True)
         drain()
         if device == "cuda" and number == warm_up - captured:
             torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
+        loop_before, start = loop_s(), time.perf_counter()
         step()
-        host_s.append(time.perf_counter() - start)
+        issued = time.perf_counter() - start
         drain()
-        seconds.append(time.perf_counter() - start)
-    seconds = sorted(seconds[warm_up:])
+        if number >= warm_up:
+            taken.add(time.perf_counter() - start, loop_before)
+            host.add(issued, loop_before)
+    seconds = taken.quiet
     return {
-        "host_s": statistics.median(host_s[warm_up:]),
-        "measured_s": statistics.median(seconds),
+        **taken.figures,
+        "host_s": host.median,
+        "measured_s": taken.median,
         "fastest_s": seconds[0],
         "slowest_s": seconds[-1],
         "measured_peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,

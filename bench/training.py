@@ -4,10 +4,10 @@
 
 Networks of timm, or of :mod:`bench.networks` and the zoo where timm has none of that name. ``bf16``: autocast,
 channels_last, batch 128; ``fp32``: batch 64; SGD with momentum. A row's ``step_ms`` is a run of steps without a
-synchronisation among them, by their number, the median of five runs; ``host_ms`` the same with eight images of 64x64,
-where the host alone sets the pace (issued to a device that sleeps, two steps are more launches than CUDA queues: the
-host waits); ``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first
-three steps.
+synchronisation among them, by their number, the median of the runs on a quiet core (:mod:`bench.pace`; the variants'
+runs alternate); ``host_ms`` the same with eight images of 64x64, where the host alone sets the pace (issued to a device
+that sleeps, two steps are more launches than CUDA queues: the host waits), ``loop_ms`` the core's pace in these runs;
+``kept_mib`` and ``peak_mib`` the CUDA allocator's, less what the step began with; ``first_s`` the first three steps.
 ``--graph`` compresses without sparse forms and also replays forward and backward as one CUDA graph: ``graph_ms`` a step
 with its optimiser, ``graph_mib`` the memory that the graph holds, ``graph_equal`` whether its loss is the step's.
 ``--profile DIR`` also writes the host's profile of each row's steps. ``--device cpu`` tries it out.
@@ -20,10 +20,9 @@ import cProfile
 import gc
 import json
 import pstats
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ import torch.nn.functional as F
 
 import gistkit
 from bench.networks import densenet121
+from bench.pace import Timings
 from bench.rows import beside, environment, utc
 from gistkit import zoo
 from gistkit.benchmark.measure import MIB
@@ -40,7 +40,7 @@ from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
 MODELS = ("resnet50", "vgg16", "efficientnet_b0", "vit_small_patch16_224", "densenet121", "regnety_016")
 CONFS = {"bf16": 128, "fp32": 64}
-WARM_UP, TIMED, RUNS, HOST_STEPS, HOST_BATCH = 22, 20, 5, 4, 8
+WARM_UP, TIMED, RUNS, HOST_STEPS, HOST_BATCH = 22, 20, 7, 4, 8
 
 
 def network(name: str) -> torch.nn.Module:
@@ -88,37 +88,52 @@ class Stepper:
         self.optimizer.step()
 
 
-def trained(name: str, conf: str, variant: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The figures of one row."""
-    on_gpu = options.device == "cuda"
-    drain: Callable[[], Any] = torch.cuda.synchronize if on_gpu else lambda: None
-    step = Stepper(name, conf, variant, options, options.batch or CONFS[conf], options.image)
-    found: dict[str, Any] = {"first_s": [round(_seconds(step, drain), 3) for _ in range(3)]}
-    for _ in range(options.warm_up):
-        step()
-    found["step_ms"] = _typical_ms(step, options.steps, drain)
-    found["waited_ms"] = 1e3 * min(_seconds(step, drain) for _ in range(options.steps))
-    found["host_ms"] = _host_ms(name, conf, variant, options, drain)
-    if options.profile:
-        _profile(step, drain, options.profile / f"{name}-{conf}-{variant.replace(' ', '-')}.txt")
-    if not on_gpu:
-        return found
-    found |= _memory(step, step.optimizer)
-    return found | (_graphed(step, options, drain) if options.graph else {})
+class Variant:
+    """One variant of a network: its steps of the whole batch, and those of so few small images that the host alone sets
+    the pace."""
+
+    def __init__(
+        self, name: str, conf: str, variant: str, options: argparse.Namespace, drain: Callable[[], Any]
+    ) -> None:
+        self.name, self._options, self._drain = variant, options, drain
+        self.step = Stepper(name, conf, variant, options, options.batch or CONFS[conf], options.image)
+        self.first_s = [round(_seconds(self.step, drain), 3) for _ in range(3)]
+        image = options.image if name.startswith("vit") else options.host_image  # timm's take one size
+        self._small = Stepper(name, conf, variant, options, HOST_BATCH, image)
+        for step in (self.step, self._small):
+            for _ in range(options.warm_up):
+                step()
+        self._taken, self._host = Timings(), Timings()
+        drain()
+
+    def run(self) -> None:
+        """A run of either kind of step, without a synchronisation within."""
+        for step, timings in ((self.step, self._taken), (self._small, self._host)):
+            timings.take(lambda step=step: (*(step() for _ in range(self._options.steps)), self._drain()))
+
+    def figures(self) -> dict[str, Any]:
+        """Those of its row."""
+        options, drain, steps = self._options, self._drain, self._options.steps
+        found: dict[str, Any] = {"first_s": self.first_s, "step_ms": 1e3 * self._taken.median / steps}
+        found |= {"host_ms": 1e3 * self._host.median / steps, **self._host.figures}
+        found["waited_ms"] = 1e3 * min(_seconds(self.step, drain) for _ in range(steps))
+        if options.device != "cuda":
+            return found
+        found |= _memory(self.step, self.step.optimizer)
+        return found | (_graphed(self.step, options, drain) if options.graph else {})
 
 
-def _host_ms(name: str, conf: str, variant: str, options: argparse.Namespace, drain: Callable[[], Any]) -> float:
-    """A step of so few small images that the device is never behind the host."""
-    image = options.image if name.startswith("vit") else options.host_image  # timm's take one size
-    step = Stepper(name, conf, variant, options, HOST_BATCH, image)
-    for _ in range(options.warm_up):
-        step()
-    return _typical_ms(step, options.steps, drain)
-
-
-def _typical_ms(step: Callable[[], Any], steps: int, drain: Callable[[], Any]) -> float:
-    """Milliseconds of a step among others: the median of some runs, as a host's steps vary by a third."""
-    return 1e3 * statistics.median(_seconds(lambda: [step() for _ in range(steps)], drain) / steps for _ in range(RUNS))
+def compared(name: str, conf: str, options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The figures of each variant's row. Their runs alternate, so that what the machine does beside meets all alike."""
+    drain: Callable[[], Any] = torch.cuda.synchronize if options.device == "cuda" else lambda: None
+    variants = [Variant(name, conf, variant, options, drain) for variant in options.variants.split(",")]
+    for _ in range(RUNS):
+        for variant in variants:
+            variant.run()
+    for variant in variants:
+        yield variant.name, variant.figures()
+        if options.profile:
+            _profile(variant.step, drain, options.profile / f"{name}-{conf}-{variant.name.replace(' ', '-')}.txt")
 
 
 def _graphed(step: Stepper, options: argparse.Namespace, drain: Callable[[], Any]) -> dict[str, Any]:
@@ -198,33 +213,38 @@ def main(argv: list[str] | None = None) -> int:
     with open(options.out, "w", encoding="utf-8") as file:
         for model in options.models.split(","):
             for conf in options.confs.split(","):
+                if time.monotonic() > deadline:
+                    print(f"bench.training: not run: {model} {conf}", file=sys.stderr)
+                    continue
                 plain: dict[str, Any] = {}
-                for variant in options.variants.split(","):
-                    if time.monotonic() > deadline:
-                        print(f"bench.training: not run: {model} {conf} {variant}", file=sys.stderr)
-                        continue
-                    row = {"kind": "training", "time_utc": utc(), **environment(options.device)}
-                    row |= {"model": model, "conf": conf, "variant": variant}
-                    try:
-                        row |= trained(model, conf, variant, options)
-                    except Exception as error:
-                        row, failed = {**row, "error": f"{type(error).__name__}: {error}"}, True
-                    plain = row if variant == "plain" else plain
-                    file.write(json.dumps(row) + "\n")
-                    file.flush()
-                    print(_line(row, plain), flush=True)
-                    gc.collect()
-                    if options.device == "cuda":
-                        torch.cuda.empty_cache()
+                base = {
+                    "kind": "training",
+                    "time_utc": utc(),
+                    **environment(options.device),
+                    "model": model,
+                    "conf": conf,
+                }
+                try:
+                    for variant, figures in compared(model, conf, options):
+                        row = {**base, "variant": variant, **figures}
+                        plain = row if variant == "plain" else plain
+                        file.write(json.dumps(row) + "\n")
+                        file.flush()
+                        print(_line(row, plain), flush=True)
+                except Exception as error:
+                    failed = True
+                    file.write(json.dumps({**base, "error": f"{type(error).__name__}: {error}"}) + "\n")
+                    print(f"{model} {conf}: {type(error).__name__}: {error}", flush=True)
+                gc.collect()
+                if options.device == "cuda":
+                    torch.cuda.empty_cache()
     return int(failed)
 
 
 def _line(row: dict[str, Any], plain: dict[str, Any]) -> str:
-    head = f"{row['model']} {row['conf']} {row['variant']}: "
-    if "error" in row:
-        return head + row["error"]
     text = beside(row, plain, ("step_ms", "host_ms", "kept_mib", "peak_mib"))
-    return f"{head}{text}, first steps {row['first_s']} s"
+    quiet = f"{row['quiet_runs']} of {row['runs']} runs on a quiet core"
+    return f"{row['model']} {row['conf']} {row['variant']}: {text}, {quiet}, first steps {row['first_s']} s"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Measured times of a step on a CUDA device: nothing changes, all tasks are there, small cards."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,7 +54,7 @@ def test_a_small_card():
     whole = gistkit.measure(model, x)
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    held = torch.cuda.memory_reserved()
+    held, taken = torch.cuda.memory_reserved(), []
     try:
         torch.cuda.set_per_process_memory_fraction((held + 4 * 2**30) / total)
         part = gistkit.measure(model, x)
@@ -60,12 +62,25 @@ def test_a_small_card():
         assert sorted(part.seconds) == sorted(whole.seconds)
         print(f"\n{part.rows} of 64 rows: {part.total_s * 1e3:.2f} ms, all: {whole.total_s * 1e3:.2f} ms")
         torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        taken.extend(filler())  # what the process's other tests left free in blocks that are still in use
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 64 * 2**20) / total)
         with pytest.raises(MeasureError, match=r"must fit .* with one row of the batch at least"):
             gistkit.measure(model, x)
     finally:
+        taken.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
         torch.cuda.empty_cache()
+
+
+def filler() -> list[torch.Tensor]:
+    """Tensors that take all that the allocator still gives, down to blocks of 2 MiB."""
+    taken = []
+    for mib in (512, 64, 8, 2):
+        with contextlib.suppress(torch.cuda.OutOfMemoryError):
+            while True:
+                taken.append(torch.empty(mib * 2**20, dtype=torch.uint8, device="cuda"))
+    return taken
 
 
 def test_channels_last_and_the_workspace_of_convolutions():

@@ -1,0 +1,64 @@
+"""The pace of the core that Python runs on. A machine's cores are shared: on one H200's a loop of Python took 6.8 to 14
+ms from one second to the next, a kernel's launch 7 to 11 us, the host of one plan's step, 13,941 calls, 27 to 54 ms. So
+timings of the host count where the core was quiet: where a loop before and behind them took at most :data:`QUIET` times
+the least seen in the process."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+ADDITIONS = 50_000
+QUIET = 1.2
+
+
+def loop_s() -> float:
+    """Seconds of a loop of so many additions."""
+    begun, total = time.perf_counter(), 0
+    for number in range(ADDITIONS):
+        total += number
+    return time.perf_counter() - begun
+
+
+class Timings:
+    """Seconds of one piece of work, and the core's pace around each of them."""
+
+    _least = float("inf")
+    """The least seconds of a loop in this process."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[float, float]] = []
+
+    def take(self, work: Callable[[], Any]) -> None:
+        """Time the work, which waits for what it wants counted."""
+        before, begun = loop_s(), time.perf_counter()
+        work()
+        seconds = time.perf_counter() - begun
+        self.add(seconds, before)
+
+    def add(self, seconds: float, loop_before: float) -> None:
+        """A timing of one's own, at its end."""
+        around = (loop_before, loop_s())
+        Timings._least = min(Timings._least, *around)
+        self._taken.append((seconds, max(around)))
+
+    @property
+    def quiet(self) -> list[float]:
+        """The seconds that count, in order: those on a quiet core, all where none was."""
+        return sorted(self._on_a_quiet_core() or [seconds for seconds, _ in self._taken])
+
+    @property
+    def median(self) -> float:
+        """Of those that count."""
+        return statistics.median(self.quiet)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """For a row: how many timings count, of how many, and the median of the loops' milliseconds."""
+        loops = statistics.median(loop for _, loop in self._taken)
+        return {"quiet_runs": len(self._on_a_quiet_core()), "runs": len(self._taken), "loop_ms": 1e3 * loops}
+
+    def _on_a_quiet_core(self) -> list[float]:
+        return [seconds for seconds, loop in self._taken if loop <= QUIET * Timings._least]
