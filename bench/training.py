@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _line(row: dict[str, Any], plain: dict[str, Any]) -> str:
-    text = beside(row, plain, ("step_ms", "host_ms", "kept_mib", "peak_mib"))
+    text = beside(row, plain, ("step_ms", "host_ms", "in_loops", "kept_mib", "peak_mib"))
     quiet = f"{row['quiet_runs']} of {row['runs']} runs on a quiet core"
     return f"{row['model']} {row['conf']} {row['variant']}: {text}, {quiet}, first steps {row['first_s']} s"
 
