@@ -15,8 +15,6 @@ import torch
 
 from gistkit.capture.fakes import Fakes
 from gistkit.capture.isolation import (
-    MirroredAutocast,
-    autocast_device,
     fake_inputs,
     fake_twin,
     left_behind,
@@ -28,6 +26,7 @@ from gistkit.capture.isolation import (
     untouched_random_states,
 )
 from gistkit.capture.ledger import tensors_in
+from gistkit.capture.mirrored import MirroredDevice, autocast_device
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, running
 from gistkit.capture.step.tasks import StepBuilder
@@ -89,7 +88,7 @@ def capture(
         own = backward or on_cpu
         device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given[:2])]) if own else None
         mode = Fakes(device_type is None)
-        with uncollected(), MirroredAutocast(device_type) if device_type else nullcontext():
+        with uncollected(), MirroredDevice(device_type) if device_type else nullcontext():
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
             with mode:
                 if not backward:

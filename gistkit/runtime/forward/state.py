@@ -89,7 +89,7 @@ class ForwardState:
             # as with rebuilds: what starts from rounded values does not give the forward's bits
             verified = None if self.settings.lossy is not None else self.verified
             recordings = self.program.recordings  # type: ignore[union-attr]
-            self.tape = Tape(again, self._outside, verified, self._not_again, recordings)
+            self.tape = Tape(again, self._outside, verified, self._not_again, self._other_operand, recordings)
 
     def diverge(self, expected: str, got: str) -> None:
         """The forward left its plan: an error where the caller gave the plan, else go on without it."""
@@ -240,6 +240,16 @@ class ForwardState:
         decision = None if self.program is None else self.program.decisions.get(storage)
         if decision is not None:
             self.cannot(decision, why)
+
+    def _other_operand(self, storage: int, op: str, written: bool) -> None:
+        """A call of a segment reads another tensor than the graph says, as an operator lays its result out otherwise on
+        this device than on a CPU. The tensor is held, if the call does not write to it; a budget has no room for it."""
+        if self.bound or written:
+            expected = f"{op} to read storage {storage} of the plan's graph"
+            remedy = (
+                "plan this model again, or with a policy that runs nothing anew" + ", or without a budget" * self.bound
+            )
+            raise PlanMismatchError(expected, "another tensor", remedy)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
         """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, PyTorch's ReLU, where that

@@ -24,7 +24,7 @@ from gistkit.planning.forms import OBSERVERS, RecomputePlan
 from gistkit.runtime.recompute.calls import random_state
 from gistkit.runtime.recompute.replay import RecomputedBody, Segment
 from gistkit.runtime.recompute.steps import HIDDEN, Recordings
-from gistkit.runtime.recompute.writing import AGAIN, OpenCall, Writer
+from gistkit.runtime.recompute.writing import AGAIN, OpenCall, Other, Writer
 from gistkit.runtime.signature import autocast_now
 from gistkit.runtime.stash.stash import whole
 from gistkit.runtime.stash.verify import digest
@@ -40,8 +40,9 @@ class Tape:
     storages come back (None: nothing is checked), ``refuse(storage, why)`` hears of those that do not."""
 
     def __init__(
-        self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse, recordings: Recordings
-    ) -> None:
+        self, plan: RecomputePlan, hold: Hold, verified: dict | None, refuse: Refuse, other: Other,
+        recordings: Recordings,
+    ) -> None:  # fmt: skip
         self.watched = plan.watched
         self._plan, self._hold, self._verified, self._refuse = plan, hold, verified, refuse
         self._recordings = recordings
@@ -50,7 +51,7 @@ class Tape:
         self._in_step, self._settings = True, ()
         self._now = OpenCall(-1, "")
         self._unwritten = OpenCall(-1, "")
-        self._writer = Writer(plan, recordings, self._segments)
+        self._writer = Writer(plan, recordings, self._segments, other)
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         op = _name(func)
@@ -148,11 +149,13 @@ class Tape:
             self._settings = settings()
         context = now.autocast, self._settings
         key = ("recompute", storage, now.number, x.shape, x.stride(), x.dtype, x.device, context)
-        known = True if self._verified is None else self._verified.get(key)
+        known = None if self._verified is None else self._verified.get(key)
         if known is False:
             return DIFFERS
+        if not (known or makes_it or self._writer.is_live(x, storage)):
+            return "what is saved is another tensor, as a copy that an operator makes for itself"
         body = RecomputedBody(self._segments[plan.index], storage, 2 * now.number + after, x)
-        if known is None:
+        if known is None and self._verified is not None:
             body.check = self._when_back(digest(whole(x)), key, storage)
         return body
 

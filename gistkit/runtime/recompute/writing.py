@@ -21,6 +21,11 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 """Covered ops that draw no random numbers."""
 
 
+Other = Callable[[int, str, bool], None]
+"""Told the storage that the graph says a call reads, the call's op, and whether it writes to it; raises where the
+tensor that it reads instead cannot be held for the segment."""
+
+
 class Written(NamedTuple):
     """A call of a segment that runs now: its record, what is held for the segment once it has run, and whether the
     record is that of an earlier forward."""
@@ -46,10 +51,11 @@ class OpenCall:
 
 
 class Writer:
-    """Writes down the calls of one forward, each of which is ``now`` while it runs."""
+    """Writes down the calls of one forward, each of which is ``now`` while it runs. ``other`` hears of operands that
+    are not the tensors that their segments have made."""
 
-    def __init__(self, plan: RecomputePlan, recordings: Recordings, segments: list[Segment]) -> None:
-        self._plan, self._recordings, self._segments = plan, recordings, segments
+    def __init__(self, plan: RecomputePlan, recordings: Recordings, segments: list[Segment], other: Other) -> None:
+        self._plan, self._recordings, self._segments, self._other = plan, recordings, segments, other
         self._live: dict[int, int] = {}
 
     def begin(self, now: OpenCall, func: Callable, args: tuple, kwargs: dict) -> None:
@@ -87,6 +93,10 @@ class Writer:
                 self._live[memory._cdata] = storage
         return tuple(made.values())
 
+    def is_live(self, x: torch.Tensor, storage: int) -> bool:
+        """Whether x lies on what a call of the segments has made of a storage of the graph."""
+        return self._live.get(x.untyped_storage()._cdata) == storage
+
     def clear(self) -> None:
         live, self._live = self._live, {}
         for address in live:
@@ -118,7 +128,8 @@ class Writer:
         outside, holds = [], len(self._segments[plan.index].holds)
         for operand, x in found.items():
             if operand.hold < 0:
-                self._check_live(x, operand.storage, call.name)
+                if self._live.get(x.untyped_storage()._cdata) != operand.storage:
+                    return None
             elif operand.hold != holds:
                 return None
             else:
@@ -159,9 +170,10 @@ class Writer:
             if isinstance(leaf, torch.Tensor) and id(leaf) not in without:
                 if id(leaf) not in once:
                     storage, hold = known.get(id(leaf), -1), -1
-                    if storage in plan.inside:
-                        self._check_live(leaf, storage, call.op)
-                    else:
+                    if storage in plan.inside and not self.is_live(leaf, storage):
+                        self._other(storage, call.op, storage in call.writes)
+                        storage = -1
+                    if storage not in plan.inside:
                         hold = holds + len(outside)
                         outside.append((leaf, storage))
                     once[id(leaf)] = Operand(storage, hold, geometry(leaf), leaf.dtype, leaf.requires_grad)
@@ -180,10 +192,6 @@ class Writer:
         left = frozenset(i for i, leaf in enumerate(leaves) if id(leaf) in without)
         about = call.index, call.op, func, made, spec, now.autocast
         return Written(plan, RecordedCall(*about, changes=changes, without=left), outside, False)
-
-    def _check_live(self, x: torch.Tensor, storage: int, op: str) -> None:
-        if self._live.get(x.untyped_storage()._cdata) != storage:
-            raise PlanMismatchError(f"{op} to read storage {storage} of the plan's graph", "another tensor", AGAIN)
 
 
 def _random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:

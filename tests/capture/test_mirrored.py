@@ -1,4 +1,4 @@
-"""A step of another device under its autocast is captured with the CPU's operators, cast alike."""
+"""A step of another device is captured with the CPU's operators: cast as its autocast does, and copied as it does."""
 
 import pytest
 import torch
@@ -51,3 +51,23 @@ def test_operators_that_cudas_autocast_takes_in_fp32_are_so_and_cross_entropy_sa
     dtypes = {task.op: task.dtype for task in reversed(graph.tasks)}  # a forward's where it has both
     assert dtypes["layer_norm"] == dtypes["softmax"] == dtypes["NllLossBackward0"] == "float32"
     assert dtypes["linear"] == dtypes["LogSoftmaxBackward0"] == "bfloat16"
+
+
+def test_a_group_norm_is_captured_with_the_copy_that_cudas_makes(cuda_autocast):
+    last = torch.channels_last
+    model = Apply(lambda m, x: m[1](m[0](x)), nn.Conv2d(8, 8, 1), nn.GroupNorm(2, 8)).to("meta", memory_format=last)
+    graph = gistkit.capture(model, (torch.empty(2, 8, 4, 4, device="meta").to(memory_format=last),), backward=True)
+    norm = graph.calls[-1]
+    saved = {s.storage: graph.storages[s.storage] for s in norm.saves}
+    assert [s.dtype for s in saved.values() if s.producer == norm.index and s.shape == (2, 8, 4, 4)] == ["float32"]
+    assert not any(s.producer == norm.index - 1 for s in saved.values())
+
+
+def test_cudas_autocast_resizes_in_fp32_but_not_by_means(cuda_autocast):
+    resize = nn.functional.interpolate
+    model = Apply(lambda m, x: (resize(m[0](x), None, 2), resize(m[0](x), 2, mode="area")), nn.Conv2d(8, 8, 1))
+    x = torch.empty(2, 8, 4, 4, device="meta")
+    graph = gistkit.capture(model.to("meta"), (x,), backward=True)
+    resized = [call.results[0] for call in graph.calls if call.op == "interpolate"]
+    found = [graph.storages[graph.values[v].storage].nbytes for v in resized]
+    assert found == [4 * 2 * 8 * 8 * 8, 2 * 2 * 8 * 2 * 2]

@@ -1,0 +1,94 @@
+"""What another device than the CPU does differently with the operators of a step that is captured on the CPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+_RESIZES = ("interpolate", "upsample")
+_WIDENED = frozenset(
+    "__pow__ acos asin cosh cosine_similarity dist erfinv exp expm1 group_norm interpolate layer_norm log log10 log1p "
+    "log2 logsumexp norm pow reciprocal renorm rsqrt sinh softplus tan "
+    "upsample upsample_bilinear upsample_nearest".split()
+)
+"""Operators of which CUDA's autocast gives fp32 and the CPU's what they get."""
+_GIVING_FP32 = frozenset("cumprod cumsum log_softmax softmax softmin sum".split())
+"""Those whose result is fp32, by their ``dtype``."""
+
+
+class MirroredDevice(TorchFunctionMode):
+    """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
+    and in those that the model enters, for CUDA by its own list of operators. Afterwards CPU autocast is as before.
+    A group norm saves and gives contiguous tensors, as CUDA's does, where the CPU's knows channels_last."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __enter__(self) -> MirroredDevice:
+        self._before = _autocast("cpu")
+        _set_on_cpu(*_autocast(self._device_type))
+        return super().__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _set_on_cpu(*self._before)
+
+    def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _set_on_cpu(*_autocast(self._device_type))
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if self._device_type != "cuda":
+            return func(*args, **kwargs)
+        narrowed = torch.is_autocast_enabled("cpu")
+        if narrowed and name in _WIDENED and not (name in _RESIZES and _is_mean(*args, **kwargs)):
+            given: Any = tree_map_only(torch.Tensor, _widened, (args, kwargs))
+            args, kwargs = given
+        elif narrowed and name in _GIVING_FP32 and kwargs.get("dtype") is None and args and args[0].is_floating_point():
+            kwargs = {**kwargs, "dtype": torch.float32}
+        elif narrowed and func is torch.nn.functional.cross_entropy and args[0].dtype != torch.float32:
+            return _cross_entropy(*args, **kwargs)
+        if name == "group_norm":
+            x, *others = args or [kwargs.pop("input")]
+            return func(x.contiguous(), *others, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _is_mean(*args: Any, mode: str = "nearest", **_: Any) -> bool:
+    return "area" in (mode, *args[3:4])
+
+
+def _widened(t: torch.Tensor) -> torch.Tensor:
+    return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
+
+
+def _cross_entropy(x: torch.Tensor, target: torch.Tensor, **words: Any) -> torch.Tensor:
+    """CUDA's takes the logarithms of the probabilities as narrow as x, and the loss of them in fp32. Of probabilities
+    as targets, and with smoothed labels, the CPU's."""
+    if target.is_floating_point() or words.get("label_smoothing"):
+        return torch.nn.functional.cross_entropy(x, target, **words)
+    words.pop("label_smoothing", None)
+    with torch.autocast("cpu", enabled=False):
+        found = torch.log_softmax(x, min(x.dim() - 1, 1))
+        return torch.nn.functional.nll_loss(found.float(), target, **words)
+
+
+def _autocast(device_type: str) -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+
+
+def _set_on_cpu(enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", dtype)
+
+
+def autocast_device(tensors: Iterable[torch.Tensor]) -> str | None:
+    """The type of the device, not the CPU, whose autocast is meant for a step on ``tensors``; None where it is the
+    CPU's own. Tensors on the meta device stand for CUDA's while CUDA's autocast is on, else for the CPU's."""
+    found = next((t.device.type for t in tensors if t.device.type != "cpu"), None)
+    if found == "meta":
+        return "cuda" if torch.is_autocast_enabled("cuda") else None
+    return found
