@@ -1,7 +1,5 @@
-"""The pace of the core that Python runs on. A machine's cores are shared: on one H200's a loop of Python took 6.8 to 14
-ms from one second to the next, a kernel's launch 7 to 11 us, the host of one plan's step, 13,941 calls, 27 to 54 ms. So
-timings of the host count where the core was quiet: where a loop before and behind them took at most :data:`QUIET` times
-the least seen in the process."""
+"""Timings that count where the core that Python runs on was quiet: where a loop before and behind them took at most
+:data:`QUIET` times the least seen in the process. Machines share their cores (:mod:`gistkit.profiling.host`)."""
 
 from __future__ import annotations
 
@@ -10,16 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-ADDITIONS = 50_000
+from gistkit.profiling.host import loop_s
+
 QUIET = 1.2
-
-
-def loop_s() -> float:
-    """Seconds of a loop of so many additions."""
-    begun, total = time.perf_counter(), 0
-    for number in range(ADDITIONS):
-        total += number
-    return time.perf_counter() - begun
 
 
 class Timings:
@@ -56,8 +47,8 @@ class Timings:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """For a row: how many timings count, of how many, the median of the loops' milliseconds, and that of the timings
-        in loops: what is left of the host's time without its core's pace, to 15 %."""
+        """For a row: how many timings count, of how many; the median of the loops' milliseconds, and that of the
+        timings in loops, which is the host's work without its core's pace, to 15 %."""
         loops = statistics.median(loop for _, loop in self._taken)
         found = {"quiet_runs": len(self._on_a_quiet_core()), "runs": len(self._taken), "loop_ms": 1e3 * loops}
         return {**found, "in_loops": statistics.median(seconds / loop for seconds, loop in self._taken)}

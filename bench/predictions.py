@@ -40,13 +40,14 @@ from torch import nn
 import gistkit
 from bench.alone import alone
 from bench.networks import GPT, Transformer, densenet121
-from bench.pace import Timings, loop_s
+from bench.pace import Timings
 from bench.rows import environment, read, utc
 from bench.variants import VARIANTS
 from gistkit import zoo
 from gistkit.planning.cost.devices import Hardware, hardware
 from gistkit.planning.policies.registry import POLICIES
 from gistkit.profiling import calibrate
+from gistkit.profiling.host import loop_s
 from gistkit.runtime.step.graphed import WARM_UP as BEFORE_CAPTURE
 
 WARM_UP, TIMED = 3, 11

@@ -23,29 +23,20 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from gistkit.capture import capture
 from gistkit.codecs import CODECS
-from gistkit.ir import SavedGraph
-from gistkit.planning import with_joint_gradients
 from gistkit.planning.cost import (
     CUDA_LIBRARIES_BYTES,
     MEASURED_DENSITY,
     PRESETS,
     Hardware,
-    cost_table,
     passes,
     preset_name,
 )
-from gistkit.planning.policies import POLICIES
-from gistkit.planning.simulate import Simulator
-from gistkit.runtime import compress, restore
+from gistkit.profiling.host import HostTimes, host_task_s, rounded
 
 MIB = 2**20
 REPEATS = 5
-BLOCKS, STEPS = 10, 2
-"""The network that the host is timed on, and steps in one timing."""
 CODECS_TIMED = ("mask1", "zvc", "fp8s")
 
 
@@ -86,7 +77,7 @@ def _measured(place: torch.device) -> Hardware:
     host = host_task_s(place) if on_gpu else HostTimes()
     with torch.no_grad():
         source = torch.ones(sizes.copy_bytes // 4, device=place)
-        memory_gbps = _rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
+        memory_gbps = rounded(2 * sizes.copy_bytes / seconds(source.clone, place, sizes.inner) / 1e9)
         del source
         d2h_gbps, h2d_gbps, both_gbps, interference = _link(place, sizes) if on_gpu else (0.0,) * 4
         x = torch.zeros(1, device=place)
@@ -98,7 +89,7 @@ def _measured(place: torch.device) -> Hardware:
             h2d_gbps=h2d_gbps,
             both_gbps=both_gbps,
             flops=_rates(place, sizes),
-            launch_s=_rounded(seconds(lambda: x.add_(1), place, inner=1000)),
+            launch_s=rounded(seconds(lambda: x.add_(1), place, inner=1000)),
             async_counts=on_gpu,
             codec_slowdown=_codec_slowdown(place, sizes, memory_gbps),
             libraries_bytes=CUDA_LIBRARIES_BYTES if on_gpu else 0,
@@ -183,10 +174,8 @@ def checked_device(device: str | torch.device, who: str = "calibrate") -> torch.
     return place
 
 
-def seconds(
-    run: Callable[[], Any], device: torch.device, inner: int = 1, of: Callable[[list[float]], float] = min
-) -> float:
-    """Seconds of one call: the best (or ``of``) of some timings of ``inner`` calls, after a warm-up. Synchronises."""
+def seconds(run: Callable[[], Any], device: torch.device, inner: int = 1) -> float:
+    """Seconds of one call: the best of some timings of ``inner`` calls, after a warm-up. Synchronises."""
     drain = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)
     found = []
     for _ in range(REPEATS + 1):
@@ -196,7 +185,7 @@ def seconds(
             run()
         drain()
         found.append((time.perf_counter() - start) / inner)
-    return of(found[1:])
+    return min(found[1:])
 
 
 def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, float]:
@@ -231,7 +220,7 @@ def _link(device: torch.device, sizes: _Sizes) -> tuple[float, float, float, flo
     interference = max(0.0, statistics.median(beside_s) / alone_s - 1)
     torch.cuda.synchronize(device)
     out_gbps, in_gbps, both_gbps = rates[0], rates[1], min(rates[2], rates[0] + rates[1])
-    return _rounded(out_gbps), _rounded(in_gbps), _rounded(both_gbps), _rounded(interference)
+    return rounded(out_gbps), rounded(in_gbps), rounded(both_gbps), rounded(interference)
 
 
 def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
@@ -239,67 +228,14 @@ def _rates(device: torch.device, sizes: _Sizes) -> dict[str, float]:
     rates = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         a = torch.ones(sizes.side, sizes.side, dtype=dtype, device=device)
-        rates[str(dtype).removeprefix("torch.")] = _rounded(2 * sizes.side**3 / seconds(lambda a=a: a @ a, device))
+        rates[str(dtype).removeprefix("torch.")] = rounded(2 * sizes.side**3 / seconds(lambda a=a: a @ a, device))
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         n, channels, side = 64, 256, 56
         x = torch.ones(n, channels, side, side, device=device).contiguous(memory_format=torch.channels_last)
         weight = torch.ones(channels, channels, 3, 3, device=device).contiguous(memory_format=torch.channels_last)
         taken_s = seconds(lambda: F.conv2d(x, weight, padding=1), device, sizes.inner)
-        rates["tf32"] = _rounded(2 * n * channels * channels * 9 * side * side / taken_s)
+        rates["tf32"] = rounded(2 * n * channels * channels * 9 * side * side / taken_s)
     return rates
-
-
-class HostTimes(NamedTuple):
-    """The host's figures of :class:`Hardware`."""
-
-    host_s: float = 0.0
-    runtime_host_s: float = 0.0
-    move_host_factor: float = 1.0
-    form_host_factor: float = 0.0
-
-
-def host_task_s(device: torch.device) -> HostTimes:
-    """What the host takes for one task of a step, of a small network whose kernels take less time than the host takes
-    to launch them. Synchronises."""
-    model, x = small_step(device)
-
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        with torch.autograd.set_multithreading_enabled(False):  # as gistkit.step
-            model(x).sum().backward()
-
-    return task_s_of(model, capture(model, (x,), backward=True), step, device)
-
-
-def task_s_of(model: nn.Module, graph: SavedGraph, step: Callable[[], Any], device: torch.device) -> HostTimes:
-    """The same of a model's step, which ``graph`` was captured of; the model is compressed then. The runtime carries
-    out a plan of no decision, then `checkpoint` and `gist`: what these take longer is for the tasks that the one runs
-    anew and the storages that the other encodes or rebuilds. Each is the median timing: a host's steps vary by a third,
-    and a step that it bounds takes what most of them take."""
-    # any device would do: the plans are those of least peak and of Gist's rules; a second of the host a task, a rerun
-    # and a form: their sum counts them
-    costs = cost_table(graph, replace(PRESETS["h200"], runtime_host_s=1.0, move_host_factor=1.0, form_host_factor=1.0))
-    moves = [POLICIES[name](graph, costs) for name in ("checkpoint", "gist")]
-    taken = [seconds(step, device, STEPS, statistics.median)]
-    for plan in (replace(moves[0], decisions=()), *moves):
-        compress(model, with_joint_gradients(graph, costs, plan))
-        taken.append(seconds(step, device, STEPS, statistics.median))
-        restore(model)
-    plain_s, bare_s, *moved_s = (s / len(graph.tasks) for s in taken)
-    simulator, factors = Simulator(graph, costs), []
-    for plan, task_s in zip(moves, moved_s, strict=True):
-        added = float(simulator.profile(plan).beside.host_s.sum()) / len(graph.tasks) - 1
-        factors.append((task_s - bare_s) / bare_s / added if added else 0.0)
-    rerun, form = factors
-    return HostTimes(_rounded(plain_s), _rounded(bare_s), _rounded(max(1.0, rerun)), _rounded(max(0.0, form)))
-
-
-def small_step(device: torch.device) -> tuple[nn.Sequential, torch.Tensor]:
-    """The network that the host is timed on, and its input: convolutions, batch norms and ReLUs over 4 KiB."""
-    layers = (m for _ in range(BLOCKS) for m in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()))
-    with device:  # whatever default device the caller has set
-        model = nn.Sequential(*layers).train()
-    return model, torch.zeros(2, 8, 8, 8, device=device)
 
 
 def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> float:
@@ -312,9 +248,4 @@ def _codec_slowdown(device: torch.device, sizes: _Sizes, memory_gbps: float) -> 
         encoded = codec.encode(x)
         found.append(seconds(lambda c=codec: c.encode(x), device) / (cost.encode * pass_s))
         found.append(seconds(lambda c=codec, e=encoded: c.decode(e), device) / (cost.decode * pass_s))
-    return _rounded(statistics.median(found))
-
-
-def _rounded(value: float) -> float:
-    """Four digits: no more is reproducible."""
-    return float(f"{value:.4g}")
+    return rounded(statistics.median(found))

@@ -42,8 +42,8 @@ from gistkit.errors import GistError, MeasureError, PlanMismatchError
 from gistkit.ir import SavedGraph, Task, scaled
 from gistkit.planning.cost import Algorithm, Hardware, StepTimes, cost_table, step_fingerprint
 from gistkit.planning.policies import POLICIES
-from gistkit.profiling.calibration import HostTimes, task_s_of
 from gistkit.profiling.engines import engine_algorithms
+from gistkit.profiling.host import HostTimes, task_s_of
 from gistkit.profiling.memory_formats import channels_last_bytes
 from gistkit.runtime import available_bytes, does_not_fit
 

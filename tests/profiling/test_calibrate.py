@@ -7,7 +7,7 @@ import torch
 
 from gistkit import capture, cli, compress
 from gistkit.planning.cost.devices import Hardware
-from gistkit.profiling import calibration as module
+from gistkit.profiling import host
 from gistkit.profiling.calibration import calibrate
 
 CPU = torch.device("cpu")
@@ -35,21 +35,20 @@ def test_figures_are_possible_ones(measured):
 
 
 def test_the_host_is_timed_by_whole_steps(monkeypatch):
-    monkeypatch.setattr(module, "BLOCKS", 2)
+    monkeypatch.setattr(host, "BLOCKS", 2)
     calls, compressed = [], []
-    monkeypatch.setattr(module, "compress", lambda model, plan: compressed.append(plan) or compress(model, plan))
+    monkeypatch.setattr(host, "compress", lambda model, plan: compressed.append(plan) or compress(model, plan))
 
-    def timing(run, device, inner, of):
-        calls.append(inner)
-        assert of([1.0, 2.0, 9.0]) == 2.0  # a host's steps vary: what most of them take
-        assert len(compressed) == len(calls) - 1  # plain first, then a plan of no decision, of reruns, of forms
+    def timed(step, device):
+        assert len(compressed) == len(calls)  # plain first, then a plan of no decision, of reruns, of forms
         assert all(bool(plan.decisions) == (number > 0) for number, plan in enumerate(compressed))
-        run()
-        return 0.11 * len(calls)
+        step()
+        calls.append(0.11 * (len(calls) + 1))
+        return [host.Timing(calls[-1], 1.0)]
 
-    monkeypatch.setattr(module, "seconds", timing)
-    plain_s, runtime_s, rerun, form = module.host_task_s(CPU)
-    model, x = module.small_step(CPU)
+    monkeypatch.setattr(host, "timings", timed)
+    plain_s, runtime_s, rerun, form = host.host_task_s(CPU)
+    model, x = host.small_step(CPU)
     tasks = len(capture(model, (x,), backward=True).tasks)
     assert 12 <= tasks <= 20  # 6 forward; as many nodes backward, the convolutions' with two parts; the output's sum
     assert plain_s == pytest.approx(0.11 / tasks, rel=1e-3)
@@ -57,7 +56,16 @@ def test_the_host_is_timed_by_whole_steps(monkeypatch):
     assert 0.11 / tasks / runtime_s < rerun < 0.11 / runtime_s  # what is longer is for less than a step's tasks
     forms = sum(d.codec not in ("", "dense") for d in compressed[2].decisions)
     assert form == pytest.approx(0.22 / forms / runtime_s, rel=1e-3)
-    assert calls == [module.STEPS] * 4
+    assert len(calls) == 4
+
+
+def test_timings_of_a_core_that_others_slow_down_count_as_at_its_quickest():
+    quiet, slow = [(1.0, 0.01), (2.0, 0.02), (9.0, 0.01)], [(6.0, 0.03)]
+    found = host.at_one_pace([[host.Timing(*t) for t in several] for several in (quiet, slow)])
+    assert found == pytest.approx([1.0, 2.0])  # the median, of what most steps take
+    steps = []
+    assert len(host.timings(lambda: steps.append(1), CPU)) == host.REPEATS
+    assert len(steps) == host.STEPS * (host.REPEATS + 1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from gistkit.ir import Plan
 from gistkit.planning.cost import HOST_FIGURES, cost_table
 from gistkit.planning.cost.devices import PRESETS
 from gistkit.planning.simulate import simulate
-from gistkit.profiling.calibration import HostTimes
+from gistkit.profiling.host import HostTimes
 from gistkit.profiling.measure import Work, _host_task_s
 from tests.support.measuring_cases import step, targets
 from tests.support.training import unchanged
