@@ -104,13 +104,14 @@ def _compiled_line(row: Row, plain: Row, name: str) -> list[str]:
 
 
 def training_table(rows: list[Row]) -> str:
-    """Steps that do not wait for each other, plain and compressed, and the same steps as CUDA graphs, in another run,
-    where nothing is kept sparse."""
+    """Steps that do not wait for each other, plain and compressed, and where there are rows of them the same steps as
+    CUDA graphs, in another run, where nothing is kept sparse."""
     found: dict[tuple[str, str], dict[str, Row]] = {}
     for row in sorted(rows, key=lambda r: r["time_utc"]):
         how = "graph" if "graph_ms" in row else "step"
         found.setdefault((row["model"], row["conf"]), {})[f"{how} {row['variant']}"] = row
-    header = ["network", "dtype", "kept, MiB", "peak, MiB", "step, ms", "as a CUDA graph, ms"]
+    header = ["network", "dtype", "kept, MiB", "peak, MiB", "step, ms"]
+    header += ["as a CUDA graph, ms"] * any("graph gistkit" in own for own in found.values())
     lines = []
     for (model, conf), own in found.items():
         plain, ours = own["step plain"], own["step gistkit"]
