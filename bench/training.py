@@ -217,13 +217,8 @@ def main(argv: list[str] | None = None) -> int:
                     print(f"bench.training: not run: {model} {conf}", file=sys.stderr)
                     continue
                 plain: dict[str, Any] = {}
-                base = {
-                    "kind": "training",
-                    "time_utc": utc(),
-                    **environment(options.device),
-                    "model": model,
-                    "conf": conf,
-                }
+                base = {"kind": "training", "time_utc": utc(), **environment(options.device)}
+                base |= {"model": model, "conf": conf}
                 try:
                     for variant, figures in compared(model, conf, options):
                         row = {**base, "variant": variant, **figures}
