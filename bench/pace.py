@@ -1,5 +1,6 @@
 """Timings that count where the core that Python runs on was quiet: where a loop before and behind them took at most
-:data:`QUIET` times the least seen in the process. Machines share their cores (:mod:`gistkit.profiling.host`)."""
+:data:`QUIET` times the least seen in the process. Machines share their cores (:mod:`gistkit.profiling.host`,
+which scales its timings by the loop; a step that waits for the device does not scale)."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def step_seconds(step: Callable[[], Any], model: nn.Module, device: str, capture
             host.add(issued, loop_before)
     seconds = taken.quiet
     return {
-        **taken.figures,
+        **host.figures,
         "host_s": host.median,
         "measured_s": taken.median,
         "fastest_s": seconds[0],

@@ -48,7 +48,7 @@ class MirroredDevice(TorchFunctionMode):
             given: Any = tree_map_only(torch.Tensor, _widened, (args, kwargs))
             args, kwargs = given
         elif narrowed and name in _GIVING_FP32 and kwargs.get("dtype") is None and args and args[0].is_floating_point():
-            kwargs = {**kwargs, "dtype": torch.float32}
+            kwargs["dtype"] = torch.float32
         elif narrowed and func is torch.nn.functional.cross_entropy and args[0].dtype != torch.float32:
             return _cross_entropy(*args, **kwargs)
         if name == "group_norm":

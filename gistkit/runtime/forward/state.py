@@ -31,6 +31,9 @@ PAYS = 0.95
 DENSE = "too dense for sparse storage to pay"
 IN_GRAPH = "in a CUDA graph, where a sparse storage has no size that the host knows"
 AGAIN = "a segment that runs anew in backward starts from it"
+HELD = replace(
+    KEEP_DENSE, reason="kept for a call that runs anew, which reads another tensor than the plan's graph says"
+)
 
 
 class DenseStorage(NamedTuple):
@@ -232,6 +235,8 @@ class ForwardState:
             return kept
 
     def _outside(self, x: torch.Tensor, storage: int) -> Kept:
+        if storage < 0 and x.layout == torch.strided and not x.is_nested:
+            return self.alias(x, HELD)
         if self.program is None or storage < 0 or self.program.graph.storages[storage].kind != "activation":
             return SavedAsIs(x)
         return self.keep(x, self.program.decisions.get(storage) or replace(KEEP_DENSE, storage=storage, reason=AGAIN))
@@ -246,9 +251,7 @@ class ForwardState:
         this device than on a CPU. The tensor is held, if the call does not write to it; a budget has no room for it."""
         if self.bound or written:
             expected = f"{op} to read storage {storage} of the plan's graph"
-            remedy = (
-                "plan this model again, or with a policy that runs nothing anew" + ", or without a budget" * self.bound
-            )
+            remedy = "take a policy that runs nothing anew" + ", or no budget" * self.bound
             raise PlanMismatchError(expected, "another tensor", remedy)
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:

@@ -128,7 +128,7 @@ class Writer:
         outside, holds = [], len(self._segments[plan.index].holds)
         for operand, x in found.items():
             if operand.hold < 0:
-                if self._live.get(x.untyped_storage()._cdata) != operand.storage:
+                if self._live.get(x.untyped_storage()._cdata) != operand.storage:  # is_live, in every step
                     return None
             elif operand.hold != holds:
                 return None
