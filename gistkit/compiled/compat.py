@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from torch import fx
 from gistkit.errors import CompileError
 
 RELEASES = "2.11 to 2.13"
+NOT_CHECKED = "saved_tensor_with_no_vc_check"
+"""In the ``meta`` of a saved tensor that autograd does not check the version of."""
 
 
 def private(module: str, name: str) -> Any:
@@ -84,11 +87,6 @@ def saved_descriptor(index: int, checked: bool) -> Any:
     """AOTAutograd's description of saved value ``index``; ``checked``: its version is compared before backward."""
     name = "SavedForBackwardsAOTOutput" if checked else "SavedForBackwardsNoVcCheckAOTOutput"
     return private("torch._functorch._aot_autograd.descriptors", name)(index)
-
-
-def joint_flags(node: fx.Node) -> bool:
-    """Whether a saved tensor is one that autograd does not check the version of."""
-    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
 
 
 def tracing_context() -> Any:
@@ -192,9 +190,8 @@ def join(kernels: list[Any]) -> list[Any]:
             private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
 
     def may_join(own: Any, other: Any) -> bool:
-        if other is own or other.is_reduction() or not own.used_buffer_names() & other.used_buffer_names():
-            return False
-        if own.get_operation_names() & other.ancestors:
+        waits = own.get_operation_names() & other.ancestors
+        if other is own or other.is_reduction() or waits or not own.used_buffer_names() & other.used_buffer_names():
             return False
         read = {dep.name for dep in own.read_writes.reads if dep.name in other.get_buffer_names()}
         mine = own.get_nodes()
@@ -210,6 +207,17 @@ def join(kernels: list[Any]) -> list[Any]:
             if not own.get_buffer_names() <= names:
                 break
     return scheduler.topological_sort_schedule(list(found))
+
+
+def draw_in_turn(kernels: list[Any]) -> list[Any]:
+    """Inductor's kernels; those that draw random numbers, as for dropout's seeds and in attentions, will keep their
+    order: Inductor reorders for the peak, so gistkit's graphs would draw other numbers than plain torch.compile's."""
+    seeded = torch.Tag.nondeterministic_seeded
+    drawing = [k for k in kernels if seeded in getattr(getattr(k.node, "op_overload", None), "tags", ())]
+    for first, then in pairwise(drawing):
+        dependency = private("torch._inductor.dependencies", "WeakDep")
+        then.add_fake_dep(dependency(first.get_outputs()[0].get_name(), then.get_name(), is_fake=True))
+    return kernels
 
 
 def lower_written(x: Any) -> Any:

@@ -15,14 +15,14 @@ Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
 
 class Joined(compat.pass_base()):
-    """The pass behind Inductor's fusion by which rebuilds join kernels of plain ``torch.compile``."""
+    """The pass behind Inductor's fusion: rebuilds join kernels of plain ``torch.compile``, draws keep their order."""
 
     def uuid(self) -> Any:
         """As :meth:`Partitioner.uuid`."""
         return sources()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        return compat.join(nodes)
+        return compat.draw_in_turn(compat.join(nodes))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gistkit.errors import CompileError, quoted
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import Plan
 from gistkit.planning.cost import check_budget
-from gistkit.planning.forms import FIDELITIES, check_lossy
+from gistkit.planning.forms import FIDELITIES
 from gistkit.runtime import WHEN_TRACED, CompressedForward, compressed_forward
 
 
@@ -42,10 +42,9 @@ def settings_of(
         lossy, budget, anew = _words_of(plan)
     if not isinstance(lossy, str | None):
         raise TypeError(f"compile: lossy must be None or the name of a format, got {type(lossy).__name__}; name one")
-    check_lossy(lossy)
     if lossy is not None and lossy not in VALUE_FORMS:
         raise ValueError(f"compile: lossy must be None or one of {', '.join(VALUE_FORMS)} in compiled graphs, got "
-                         f"{lossy!r}; name one of these, or train with gistkit.compress")  # fmt: skip
+                         f"{quoted(lossy)}; name one of these, or train with gistkit.compress")  # fmt: skip
     if fidelity not in FIDELITIES[:2]:
         raise ValueError(f"compile: fidelity must be one of {', '.join(FIDELITIES[:2])}, got {quoted(fidelity)}; "
                          "bitwise changes no bit of what torch.compile computes")  # fmt: skip

@@ -57,8 +57,7 @@ def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
     if layout is None or not all(isinstance(d, int) for d in like.shape):
         return False
     build = Builder(pair.backward.graph, node, backward=True)
-    words = {"dtype": like.dtype, "layout": torch.strided, "device": like.device, "pin_memory": False}
-    node.update_arg(1, build(aten.empty_strided.default, list(like.shape), layout, **words))
+    node.update_arg(1, build(aten.empty_strided.default, [*like.shape], layout, dtype=like.dtype, device=like.device))
     return True
 
 
@@ -70,8 +69,7 @@ def rewritten(joint: fx.GraphModule) -> int:
         if not is_tensor(x) or x.target is aten.expand.default:
             continue
         build = Builder(graph, node, backward=True)
-        words = {"dtype": value(x).dtype, "layout": torch.strided, "device": value(x).device, "pin_memory": False}
-        one = build(aten.full.default, [], 0, **words)
+        one = build(aten.full.default, [], 0, dtype=value(x).dtype, device=value(x).device)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     graph.eliminate_dead_code()

@@ -164,7 +164,7 @@ class Pair:
         """Make both graphs whole after edits: order, descriptions, symbols, dead code. Compiles their code."""
         self.drop_unread()
         self._bind_symbols()
-        tensors = sorted(self.tensors, key=compat.joint_flags)
+        tensors = sorted(self.tensors, key=lambda node: node.meta.get(compat.NOT_CHECKED, False))
         numbers = [n for n in self.saved if is_number(n)]
         objects = [n for n in self.saved if not is_tensor(n) and not is_number(n)]
         self.saved = [*tensors, *objects, *numbers]
@@ -173,8 +173,8 @@ class Pair:
         output = self.forward.graph.output_node()
         output.args = ((*self.outputs, *self.saved),)
         if output.meta.get("desc"):
-            flags = [is_tensor(n) and compat.joint_flags(n) for n in self.saved]
-            described = [compat.saved_descriptor(i, not flag) for i, flag in enumerate(flags)]
+            unchecked = (node.meta.get(compat.NOT_CHECKED, False) for node in self.saved)
+            described = [compat.saved_descriptor(i, not flag) for i, flag in enumerate(unchecked)]
             output.meta["desc"] = [*list(output.meta["desc"])[: self.results], *described]
         for module in (self.forward, self.backward):
             module.graph.eliminate_dead_code()

@@ -53,17 +53,18 @@ def test_a_small_card():
     model, x, _ = step("vgg16", batch=64, size=224)
     whole = gistkit.measure(model, x)
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    held, taken = torch.cuda.memory_reserved(), []
+    total, taken = torch.cuda.get_device_properties(0).total_memory, []
     try:
-        torch.cuda.set_per_process_memory_fraction((held + 4 * 2**30) / total)
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        taken.extend(filler())  # what the process's other tests left free in blocks that are still in use
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 4 * 2**30) / total)
         part = gistkit.measure(model, x)
         assert part.rows < whole.rows == 64 and part.fingerprint == whole.fingerprint
         assert sorted(part.seconds) == sorted(whole.seconds)
         print(f"\n{part.rows} of 64 rows: {part.total_s * 1e3:.2f} ms, all: {whole.total_s * 1e3:.2f} ms")
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
-        taken.extend(filler())  # what the process's other tests left free in blocks that are still in use
+        taken.extend(filler())
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 64 * 2**20) / total)
         with pytest.raises(MeasureError, match=r"must fit .* with one row of the batch at least"):
             gistkit.measure(model, x)
