@@ -130,14 +130,11 @@ def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
     return [stands_for[id(p)] for p in given if id(p) in stands_for]
 
 
-def emulates_casts() -> bool:
-    """Whether Inductor is told to round every value of bf16 or fp16 where it is made."""
-    return bool(private("torch._inductor.config", "emulate_precision_casts"))
-
-
-def rounds_saved() -> bool:
-    """Whether Inductor rounds a saved low-precision value for its readers in forward too, as torch 2.13 does."""
-    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+def emulates_casts(saved: bool = False) -> bool:
+    """Whether Inductor is told to round every value of bf16 or fp16 where it is made; ``saved``: whether it rounds a
+    saved one for its readers in forward too, as torch 2.13 does."""
+    name = "emulate_precision_casts" + "_on_saved_tensors" * saved
+    return bool(getattr(private("torch._inductor", "config"), name, False))
 
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
@@ -226,9 +223,10 @@ def lower_written(x: Any) -> Any:
     node = graph.current_node
     rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
     strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
+    known = strides and all(isinstance(s, int) for s in strides)
     if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
         strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
-    if strides and all(isinstance(s, int) for s in strides):
+    if known:
         x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
     x.realize()
     return x
@@ -268,15 +266,18 @@ def lower_rounded(x: Any) -> Any:
     )
 
 
-def lower_short(x: Any) -> Any:
-    """x; all that it is computed by counts as one operation and one read in Inductor's choice of buffers."""
+def lower_short(x: Any, once: bool = False) -> Any:
+    """x; all that it is computed by counts as one operation and one read where Inductor chooses buffers, with ``once``
+    also where several read x."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
         handler = private("torch._inductor.virtualized", "V").get_ops_handler()
         counts = getattr(handler, "__dict__", {})  # other attributes warn
         before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
-        loaded = load()
+        read = counts.get("_read_names", [])
+        first, loaded = len(read), load()
         counts.update({name: min(count + 1, counts[name]) for name, count in before.items()})
+        del read[first + 1 if once else len(read) :]
         return loaded
 
     return _pointwise(x, made)

@@ -256,8 +256,7 @@ def remember_traced(records: list[GraphRecord]) -> None:
 
 
 def records_of_traced(stand_in: CompressedForward) -> list[GraphRecord] | None:
-    """What was decided for graphs of a compressed model in this process, nothing for those that came from PyTorch's
-    caches; None where torch.compile has not traced the model."""
+    """What was decided for a compressed model's graphs, none for those from caches; None where no graph was traced."""
     found = _RECORDS.get(stand_in)
     return None if found is None else [r for records in found.values() for r in records]
 

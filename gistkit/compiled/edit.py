@@ -14,11 +14,12 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
-from gistkit.compiled.operators import convolving, dividing, materialised, rounding, taking, writing
+from gistkit.compiled.operators import convolving, dividing, materialised, rounding, shortening, taking, writing
 from gistkit.compiled.readers import LOADS, awaited, fuse_together, readers, reads_memory, sink_views
 from gistkit.compiled.rebuilds.rounding import is_low
-from gistkit.compiled.split import Pair, is_tensor, is_view, memory_order, storage_bytes, value
+from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, memory_order, storage_bytes, value
 
+Nodes = dict[fx.Node, fx.Node]
 _ALIGNED = 8  # channels that are summed over are a multiple of it; a library pads others, which takes far longer
 
 
@@ -90,7 +91,7 @@ def rebuild(pair: Pair, cone: Cone) -> None:
         return made
 
     def make(build: Builder) -> fx.Node:
-        return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves})[cone.root]
+        return copied(pair, build, cone, {leaf: read(build, leaf) for leaf in cone.leaves}, apart=True)[cone.root]
 
     _replace(pair, cone.root, make, True)
 
@@ -161,10 +162,10 @@ def _behind(node: fx.Node) -> fx.Node:
     return after
 
 
-def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node]) -> dict[fx.Node, fx.Node]:
-    """A cone's nodes, copied to backward over what stands for the leaves there."""
-    here = dict(leaves)
-    rounded: dict[fx.Node, fx.Node] = {}
+def copied(pair: Pair, build: Builder, cone: Cone, leaves: Nodes, apart: bool = False) -> Nodes:
+    """A cone's nodes, copied to backward over what stands for the leaves there. ``apart``: none but the root becomes a
+    buffer, which Inductor would make in a kernel of plain torch.compile that computes the same."""
+    here, rounded = Nodes(leaves), Nodes()
 
     def operand(n: fx.Node, reader: fx.Node) -> fx.Node:
         if (n, reader) not in cone.rounded:
@@ -185,6 +186,9 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: dict[fx.Node, fx.Node
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)
+        if apart and (is_pointwise(node) or is_view(node)) and len(set(node.users) & set(cone.nodes)) > 1:
+            made = build(shortening(), made, True)
+            made.meta[LOADS] = False
         here[node] = made
     return here
 

@@ -12,8 +12,8 @@
   ``variance(moment, count)`` is the variance. Inductor divides the sum in every kernel that reads the variance, where
   quotient and addition of ``eps`` are one operation; the kernel that computes the sum has two (docs/compiled.md, "The
   same bits"). A kernel of backward that is to have the bits of one that reads it must do as that does.
-* ``short(x)`` is x; what it is computed by, a decoder, counts as one operation where Inductor decides what becomes a
-  buffer, so that the kernels that decode a tensor are cut as those that read it.
+* ``short(x)`` is x; what it is computed by counts as one operation where Inductor decides what becomes a buffer, so
+  that kernels that decode a tensor are cut as those that read it, and a rebuild has no buffers within (``once``).
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
   images by the convolutions that it finds there. The others are copies outside of Inductor.
 """
@@ -66,7 +66,7 @@ writing = _operator("written(Tensor x)", compat.lower_written)
 rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
 taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
 dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
-shortening = _operator("short(Tensor x)", compat.lower_short)
+shortening = _operator("short(Tensor x, bool once=False)", compat.lower_short)
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
     compat.lower_convolved, _convolved,

@@ -36,8 +36,7 @@ from gistkit.planning.cost import parse_budget
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
-"""Of a step's modelled time, for all rebuilds where no budget asks for more; the second in the bitwise class, where it
-saves a third."""
+"""Of a step's modelled time, for rebuilds where no budget asks for more; the second where it saves a third, bitwise."""
 
 _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)
 """Operators that read memory in another order than they write it."""
@@ -150,7 +149,7 @@ class Moves:
             users = (user for user in node.users if user.op != "output")
             twice = node.target in _GATHERED or any(map(reads_memory, users))
             if (self.settings.exact or twice) and node not in self.pair.tensors and not is_view(node):
-                edit.written(self.pair, node, rounded=compat.rounds_saved() and is_low(node) and is_pointwise(node))
+                edit.written(self.pair, node, compat.emulates_casts(saved=True) and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
         self.pair.finish()

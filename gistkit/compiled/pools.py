@@ -17,10 +17,8 @@ from gistkit.compiled.split import Pair, is_tensor, value
 
 aten = torch.ops.aten
 _POOL = aten.max_pool2d_with_indices_backward.default
-_SHAPE_ONLY = frozenset({
-    aten.max_pool2d_with_indices_backward.default, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
-    aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default,
-})  # fmt: skip
+_SHAPE_ONLY = {_POOL, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
+               aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default}  # fmt: skip
 """Their second operand is read for its shape alone."""
 
 

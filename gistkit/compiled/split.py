@@ -173,8 +173,8 @@ class Pair:
         output = self.forward.graph.output_node()
         output.args = ((*self.outputs, *self.saved),)
         if output.meta.get("desc"):
-            unchecked = (node.meta.get(compat.NOT_CHECKED, False) for node in self.saved)
-            described = [compat.saved_descriptor(i, not flag) for i, flag in enumerate(unchecked)]
+            checked = [not node.meta.get(compat.NOT_CHECKED) for node in self.saved]
+            described = [compat.saved_descriptor(*numbered) for numbered in enumerate(checked)]
             output.meta["desc"] = [*list(output.meta["desc"])[: self.results], *described]
         for module in (self.forward, self.backward):
             module.graph.eliminate_dead_code()

@@ -1,9 +1,11 @@
 """The bitwise class: what plain torch.compile computes stays in the very kernels that it computes it in."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import gistkit
@@ -44,13 +46,37 @@ def test_results_have_the_same_bits(as_on_a_gpu, name, loss):
     assert graph.kept_bytes < graph.plain_bytes
 
 
+class NormedImages(nn.Module):
+    """A layer norm over the channels of images, whose output plain torch.compile computes anew within a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 24, 3), nn.LayerNorm(24), nn.Conv2d(24, 10, 1)
+
+    def forward(self, x):
+        x = self.norm(self.first(x).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.second(F.silu(x)).mean((2, 3))
+
+
+def normed_images():
+    torch.manual_seed(0)
+    return NormedImages(), torch.randn(8, 3, 32, 32), torch.arange(8)
+
+
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
-@pytest.mark.parametrize("name", ["residual", "block"])  # Inductor lowers each twice
-def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, name):
+@pytest.mark.parametrize(  # Inductor lowers each twice
+    ("made", "loss"),
+    [
+        (partial(laid_out, "residual", 2048), amp_loss),
+        (partial(laid_out, "block", 2048), amp_loss),
+        (normed_images, loss_of),
+    ],
+)
+def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, made, loss):
     gpu_code.pretend_gpu(monkeypatch)
-    plain = gpu_code.kernels(lambda: laid_out(name, 2048), amp_loss)
+    plain = gpu_code.kernels(made, loss)
     with record.collected() as found:
-        ours = gpu_code.kernels(lambda: laid_out(name, 2048), amp_loss, Partitioner(Settings()))
+        ours = gpu_code.kernels(made, loss, Partitioner(Settings()))
     for some, others in zip(plain, ours, strict=True):
         assert set(gpu_code.reductions(some)) == set(gpu_code.reductions(others))
     assert gpu_code.reductions(plain[1])

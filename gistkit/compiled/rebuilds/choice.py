@@ -189,8 +189,7 @@ class _Search:
 
 
 def choose(flow: Flow, limits: Limits) -> Choice:
-    """The choice for a flow, within the usual share of time where that keeps enough less; always the same for the same
-    flow and limits."""
+    """The choice for a flow, within the usual share of time where that keeps enough less; one flow has one choice."""
     if limits.usual_share < limits.time_share:
         usual = choose(flow, replace(limits, time_share=limits.usual_share))
         kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in usual.kept}.values())

@@ -59,7 +59,8 @@ class Roundings:
         self.saved = {node.name for node in pair.tensors}
         self._written_storages = {storage_of(node) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
-        self._emulated, self._rounds_saved = compat.emulates_casts(), compat.rounds_saved() and not self._never
+        self._emulated = compat.emulates_casts()
+        self._rounds_saved = compat.emulates_casts(saved=True) and not self._never
         self._order = {node: i for i, node in enumerate(pair.forward.graph.nodes)}
         self._behind = _behind_kernels(pair.forward.graph, self._order)
         self.exact = cache(self._is_exact)
@@ -144,8 +145,7 @@ def selects(node: fx.Node) -> bool:
 
 
 def in_memory(node: fx.Node) -> bool:
-    """Whether a node is an input, or a product, convolution or attention: a kernel of its own, which reads and writes
-    memory."""
+    """Whether a node is an input, or a product, convolution or attention, a kernel of its own from memory to memory."""
     source = origin(node)
     library = compat.operators().is_compute_intensive(source) or "attention" in str(source.target)
     return library or source.op != "call_function"
