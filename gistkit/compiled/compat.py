@@ -209,11 +209,10 @@ def join(kernels: list[Any]) -> list[Any]:
 def draw_in_turn(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels; those that draw random numbers, as for dropout's seeds and in attentions, will keep their
     order: Inductor reorders for the peak, so gistkit's graphs would draw other numbers than plain torch.compile's."""
-    seeded = torch.Tag.nondeterministic_seeded
+    weak, seeded = private("torch._inductor.dependencies", "WeakDep"), torch.Tag.nondeterministic_seeded
     drawing = [k for k in kernels if seeded in getattr(getattr(k.node, "op_overload", None), "tags", ())]
     for first, then in pairwise(drawing):
-        dependency = private("torch._inductor.dependencies", "WeakDep")
-        then.add_fake_dep(dependency(first.get_outputs()[0].get_name(), then.get_name(), is_fake=True))
+        then.add_fake_dep(weak(first.get_outputs()[0].get_name(), then.get_name(), is_fake=True))
     return kernels
 
 

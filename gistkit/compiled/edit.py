@@ -186,7 +186,8 @@ def copied(pair: Pair, build: Builder, cone: Cone, leaves: Nodes, apart: bool = 
         made.meta = {key: item for key, item in node.meta.items() if key != "recompute"}
         made.meta["autograd_backward"] = True
         made.meta[LOADS] = not cone.loaded.isdisjoint(node.all_input_nodes)
-        if apart and (is_pointwise(node) or is_view(node)) and len(set(node.users) & set(cone.nodes)) > 1:
+        fused = apart and is_tensor(node) and (is_pointwise(node) or is_view(node))
+        if fused and len(set(node.users) & set(cone.nodes)) > 1:
             made = build(shortening(), made, True)
             made.meta[LOADS] = False
         here[node] = made
