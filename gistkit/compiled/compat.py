@@ -222,10 +222,9 @@ def lower_written(x: Any) -> Any:
     node = graph.current_node
     rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
     strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
-    known = strides and all(isinstance(s, int) for s in strides)
     if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
         strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
-    if known:
+    if strides and all(isinstance(s, int) for s in strides):
         x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
     x.realize()
     return x
