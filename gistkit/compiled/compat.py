@@ -259,9 +259,7 @@ def lower_variance(x: Any, count: float) -> Any:
 
 def lower_rounded(x: Any) -> Any:
     """x is rounded to its own dtype where kernels compute in a wider one."""
-    return _pointwise(
-        x, lambda ops, load, dtype: ops.to_dtype(ops.to_dtype(load(), dtype, use_compute_types=False), dtype)
-    )
+    return _pointwise(x, lambda ops, load, to: ops.to_dtype(ops.to_dtype(load(), to, use_compute_types=False), to))
 
 
 def lower_short(x: Any, once: bool = False) -> Any:

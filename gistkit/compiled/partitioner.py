@@ -223,7 +223,10 @@ def cut(
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
-    moves.all() if settings.budget is None else moves.within(settings.budget)
+    if settings.budget is None:
+        moves.all()
+    else:
+        moves.within(settings.budget)
     rows = moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

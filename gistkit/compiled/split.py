@@ -174,7 +174,7 @@ class Pair:
         output.args = ((*self.outputs, *self.saved),)
         if output.meta.get("desc"):
             checked = [not node.meta.get(compat.NOT_CHECKED) for node in self.saved]
-            described = [compat.saved_descriptor(*numbered) for numbered in enumerate(checked)]
+            described = [compat.saved_descriptor(i, flag) for i, flag in enumerate(checked)]
             output.meta["desc"] = [*list(output.meta["desc"])[: self.results], *described]
         for module in (self.forward, self.backward):
             module.graph.eliminate_dead_code()
