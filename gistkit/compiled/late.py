@@ -1,6 +1,5 @@
 """A rebuild within a kernel that backward has anyhow, where bits may differ (``fidelity="reassociated"``, ``lossy``):
-docs/compiled.md, "Where bits may differ".
-"""
+docs/compiled.md, "Where bits may differ"."""
 
 from __future__ import annotations
 

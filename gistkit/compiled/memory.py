@@ -4,8 +4,7 @@ Counted are forward's inputs (parameters, buffers, the batch), what is kept betw
 buffers that live at a time. What a library reads or writes is a buffer, as is what a reduction makes, and a pointwise
 value that Inductor would not compute in each of its readers. A buffer is freed behind the last kernel that reads it,
 also through values without a buffer; a pointwise kernel that reads one of its size for the last time writes to that.
-:mod:`bench.compiled_peaks` compares this with Inductor's code; docs/compiled.md says what is not seen.
-"""
+:mod:`bench.compiled_peaks` compares this with Inductor's code; docs/compiled.md says what is not seen."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@
 * ``short(x)`` is x; what it is computed by counts as one operation where Inductor decides what becomes a buffer, so
   that kernels that decode a tensor are cut as those that read it, and a rebuild has no buffers within (``once``).
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
-  images by the convolutions that it finds there. The others are copies outside of Inductor.
-"""
+  images by the convolutions that it finds there. The others are copies outside of Inductor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Concatenations of which others are parts, as each layer of a DenseNet concatenates what the layers before it made:
 backward reads the parts from the whole, and the parts are not saved. Only where bits may differ, as Inductor's kernels
-then read rows that are further apart.
-"""
+then read rows that are further apart."""
 
 from __future__ import annotations
 
@@ -25,9 +24,8 @@ def read_from_wholes(pair: Pair) -> None:
             continue
         dim = _dim(whole)
         starts = _starts(whole, dim)
-        kept = {whole, *pair.whole_of.values()}
-        left = [n for n in own_tensors(pair) if n not in kept and not is_view(n)]
-        left = [n for n in left if value(n).dtype == value(whole).dtype]  # torch.cat promotes
+        alike = (n for n in own_tensors(pair) if not is_view(n) and value(n).dtype == value(whole).dtype)
+        left = [n for n in alike if n is not whole and n not in pair.whole_of.values()]
         left = [n for n in left if not any(is_view(user) or reads_memory(user) for user in pair.place(n).users)]
         parts = {n: start for n in left if (start := _place(n, dim, starts)) is not None}
         if sum(map(storage_bytes, parts)) >= storage_bytes(whole):

@@ -2,8 +2,7 @@
 
 Backward of a pool reads the shape of its input. A rewrite of the joint graph, before it is cut, changes no bit: a
 stand-in of one element, expanded, takes the input's place. Behind the cut it gets the input's layout, and of a
-max-pool's input that the cut saves all the same the ReLU that made it reads one bit an element.
-"""
+max-pool's input that the cut saves all the same the ReLU that made it reads one bit an element."""
 
 from __future__ import annotations
 
@@ -71,6 +70,5 @@ def rewritten(joint: fx.GraphModule) -> int:
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     graph.eliminate_dead_code()
-    graph.lint()
     joint.recompile()
     return count

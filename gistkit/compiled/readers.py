@@ -1,8 +1,7 @@
 """Who reads a saved tensor in backward, and what it waits for.
 
 A tensor that is decoded or rebuilt in backward is to be made right before its first reader, and not before the gradient
-that this reader meets it with: else it would lie there from the beginning of backward on.
-"""
+that this reader meets it with: else it would lie there from the beginning of backward on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """What was decided for the graphs of a compiled model: pure data, for the report.
 
 The partitioner writes a :class:`GraphRecord` to the collection that is open around it. A graph that comes out of
-PyTorch's caches was not partitioned here; its record then comes from a file beside gistkit's other caches.
-"""
+PyTorch's caches was not partitioned here; its record then comes from a file beside gistkit's other caches."""
 
 from __future__ import annotations
 

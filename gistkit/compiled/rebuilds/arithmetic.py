@@ -7,7 +7,8 @@ values:
 * *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
   one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
   saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
-* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them.
+* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them. On a
+  GPU it subtracts the mean and divides by the count in one operation, so the count is to be a power of two.
 * Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
 """
 
@@ -68,16 +69,15 @@ class Arithmetic:
 
     def count_of(self, node: fx.Node) -> float | None:
         """What Inductor divides a moment by to make a variance that a kernel of its own reads; None for other nodes."""
-        if not self._on or not _is_statistic(node) or node.args[1] != 0 or self.place(node.args[0]) != APART:  # type: ignore[arg-type]
+        if not self._on or not _is_statistic(node) or node.args[1] != 0:
             return None
-        if storage_of(node) in self._first_view:  # it is in memory itself
+        norm: Any = node.args[0]
+        if self.place(norm) != APART or storage_of(node) in self._first_view:  # it is in memory itself
             return None
-        reduced, dims = _reduced(node.args[0])  # type: ignore[arg-type]
-        count = prod(value(reduced).shape[d] for d in dims)
-        if not isinstance(count, int) or count < _UNROLLED or value(reduced).dtype is not torch.float32:
+        count, correction = _count(norm), norm.kwargs.get("correction", 1)
+        if not isinstance(count, int) or count < _UNROLLED or value(norm.args[0]).dtype is not torch.float32:
             return None
-        correction = node.args[0].kwargs.get("correction", 1)  # type: ignore[union-attr]
-        return float(max(count - (1 if correction is None else correction), 0)) or None  # type: ignore[operator]
+        return float(max(count - (1 if correction is None else correction), 0)) or None
 
     def _statistic(self, node: fx.Node) -> fx.Node | None:
         """The ``var_mean`` that a small value is computed from, pointwise and with nothing larger; None of others."""
@@ -96,10 +96,16 @@ class Arithmetic:
         if _is_statistic(base) and base.args[1] == 0 and self._before_saved(base, node):
             return False  # it divides the moment itself
         norm = self.statistic(base)
-        sure = _made_alike(base) if norm is None else self.place(norm) != UNCERTAIN
+        sure = _made_alike(base) if norm is None else self.place(norm) != UNCERTAIN and not self._divided(base, node)
         if not sure and not self.roundings.from_memory(base, node):
             return False
         return node.target not in _ADDING or self._added_alike(y, node)
+
+    def _divided(self, y: fx.Node, node: fx.Node) -> bool:
+        """Whether the kernel that sums divides by its count, no power of two, and subtracts in one operation."""
+        within = self.roundings.on_gpu and _is_statistic(y) and self.place(y.args[0]) == WITHIN  # type: ignore[arg-type]
+        count = _count(y.args[0]) if within and node.target in _ADDING else 1  # type: ignore[arg-type]
+        return count & (count - 1) > 0
 
     def _before_saved(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a view of y is saved in its place, and ``reader`` comes before that."""
@@ -123,12 +129,11 @@ class Arithmetic:
         stack, seen = [x], set()
         while stack:
             node = stack.pop()
-            if node in seen or in_memory(node) or self.roundings.from_memory(node, norm):
-                continue
-            seen.add(node)
-            if node.target in _MASKED:
-                return True
-            stack.extend(n for n in node.all_input_nodes if is_tensor(n))
+            if node not in seen and not in_memory(node) and not self.roundings.from_memory(node, norm):
+                if node.target in _MASKED:
+                    return True
+                seen.add(node)
+                stack.extend(n for n in node.all_input_nodes if is_tensor(n))
         return False
 
     def _place(self, norm: fx.Node) -> str:
@@ -142,13 +147,17 @@ class Arithmetic:
         if not inner_first or inner_first[0] not in dims:
             return APART
         reduced = [d for d in inner_first if d in dims]
-        count = prod(tensor.shape[d] for d in reduced)
         contiguous = inner_first[: len(reduced)] == reduced and layout[inner_first[0]] == 1
-        return WITHIN if contiguous and count <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
+        return WITHIN if contiguous and _count(norm) <= _PERSISTENT and not self._is_masked(x, norm) else UNCERTAIN
 
 
 def _is_statistic(node: fx.Node) -> bool:
     return origin(node) is not node and origin(node).target is aten.var_mean.correction
+
+
+def _count(norm: fx.Node) -> Any:
+    x, dims = _reduced(norm)
+    return prod(value(x).shape[d] for d in dims)
 
 
 def _reduced(norm: fx.Node) -> tuple[fx.Node, set[int]]:

@@ -26,7 +26,7 @@ from torch import fx
 
 from gistkit.compiled import compat
 from gistkit.compiled.readers import readers
-from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, origin, storage_of, value
 
 aten = torch.ops.aten
 _SELECTING = (
@@ -54,10 +54,10 @@ class Roundings:
     only what those write may be kept, and what is kept no more is written all the same."""
 
     def __init__(self, pair: Pair, bitwise: bool) -> None:
-        self._bitwise, self._triton = bitwise, bitwise and rounds_within_kernels(pair)
-        self._never = bitwise and not self._triton
+        self._bitwise, self.on_gpu = bitwise, bitwise and rounds_within_kernels(pair)
+        self._never = bitwise and not self.on_gpu
         self.saved = {node.name for node in pair.tensors}
-        self._written_storages = {storage_of(node) for node in pair.tensors}
+        self._wholes = {(storage_of(node), elements(node)) for node in pair.tensors}
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated = compat.emulates_casts()
         self._rounds_saved = compat.emulates_casts(saved=True) and not self._never
@@ -67,15 +67,15 @@ class Roundings:
 
     def may_be_kept(self, node: fx.Node) -> bool:
         """Whether keeping a node in addition leaves forward's bits, and those of its readers, as they are."""
-        if self._bitwise and not (storage_of(node) in self._written_storages or self._in_memory(node)):
+        if self._bitwise and (storage_of(node), elements(node)) not in self._wholes and not self._in_memory(node):
             return False
-        if self._triton or node.name in self.saved or not is_low(node) or self._emulated or self.exact(node):
+        if self.on_gpu or node.name in self.saved or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(self.seen(node, reader) for reader in readers_of(node))
 
     def may_be_dropped(self, node: fx.Node) -> bool:
         """Whether keeping a saved node no more leaves forward's bits as they are."""
-        if self._triton or not is_low(node) or self._emulated or self.exact(node):
+        if self.on_gpu or not is_low(node) or self._emulated or self.exact(node):
             return True
         return all(in_memory(r) or (not self._never and self.from_memory(node, r, False)) for r in readers_of(node))
 
