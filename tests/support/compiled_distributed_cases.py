@@ -114,7 +114,7 @@ def case(wrap, how, x):
 
 def warm_up():
     """What a first compilation imports, once for both processes."""
-    with graphs_run_as_they_are():
+    with graphs_run_as_they_are(), torch.no_grad():  # torch 2.11 has no autograd in processes that are forked from one
         torch.compile(network().blocks[0])(torch.randn(64, WIDTH))
     torch._dynamo.reset()
 
