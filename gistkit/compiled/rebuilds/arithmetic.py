@@ -8,7 +8,7 @@ values:
   one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
   saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
 * *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them. On a
-  GPU it subtracts the mean and divides by the count in one operation, so the count is to be a power of two.
+  GPU it divides by the count and subtracts the mean in one operation, so the count is to be a power of two.
 * Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
 """
 
@@ -69,13 +69,11 @@ class Arithmetic:
 
     def count_of(self, node: fx.Node) -> float | None:
         """What Inductor divides a moment by to make a variance that a kernel of its own reads; None for other nodes."""
-        if not self._on or not _is_statistic(node) or node.args[1] != 0:
-            return None
+        if not self._on or not _is_statistic(node) or node.args[1] != 0 or storage_of(node) in self._first_view:
+            return None  # or it is in memory itself
         norm: Any = node.args[0]
-        if self.place(norm) != APART or storage_of(node) in self._first_view:  # it is in memory itself
-            return None
-        count, correction = _count(norm), norm.kwargs.get("correction", 1)
-        if not isinstance(count, int) or count < _UNROLLED or value(norm.args[0]).dtype is not torch.float32:
+        count, correction, dtype = _count(norm), norm.kwargs.get("correction", 1), value(norm.args[0]).dtype
+        if self.place(norm) != APART or not isinstance(count, int) or count < _UNROLLED or dtype is not torch.float32:
             return None
         return float(max(count - (1 if correction is None else correction), 0)) or None
 
@@ -102,10 +100,11 @@ class Arithmetic:
         return node.target not in _ADDING or self._added_alike(y, node)
 
     def _divided(self, y: fx.Node, node: fx.Node) -> bool:
-        """Whether the kernel that sums divides by its count, no power of two, and subtracts in one operation."""
-        within = self.roundings.on_gpu and _is_statistic(y) and self.place(y.args[0]) == WITHIN  # type: ignore[arg-type]
-        count = _count(y.args[0]) if within and node.target in _ADDING else 1  # type: ignore[arg-type]
-        return count & (count - 1) > 0
+        """Whether the kernel that sums divides and adds in one operation; a mean of a power of two values is exact."""
+        if node.target not in _ADDING or not self.roundings.on_gpu or not _is_statistic(y):
+            return False
+        norm: Any = y.args[0]
+        return bool(self.place(norm) == WITHIN and (y.args[1] == 0 or _count(norm) & (_count(norm) - 1)))
 
     def _before_saved(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether a view of y is saved in its place, and ``reader`` comes before that."""

@@ -57,7 +57,7 @@ class Roundings:
         self._bitwise, self.on_gpu = bitwise, bitwise and rounds_within_kernels(pair)
         self._never = bitwise and not self.on_gpu
         self.saved = {node.name for node in pair.tensors}
-        self._wholes = {(storage_of(node), elements(node)) for node in pair.tensors}
+        self._wholes = {(storage_of(node), elements(node)) for node in pair.tensors}  # not parts' bases
         self._results = {node.name for node in pair.outputs if is_tensor(node)}
         self._emulated = compat.emulates_casts()
         self._rounds_saved = compat.emulates_casts(saved=True) and not self._never
