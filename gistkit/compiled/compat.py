@@ -94,8 +94,8 @@ def tracing_context() -> Any:
     return private("torch._guards", "TracingContext").try_get()
 
 
-def set_partitioner(made: Any, behind_fusion: Any) -> None:
-    """Make a partitioner, and a pass over Inductor's kernels where there is none, those of all compilations from now
+def set_partitioner(made: Any, passes: dict[str, Any]) -> None:
+    """Make a partitioner, and passes over Inductor's kernels where there are none, those of all compilations from now
     on. Raises CompileError where another partitioner is set."""
     config = importlib.import_module("torch._inductor.config")
     found = private("torch._inductor.config", "custom_partitioner_fn")
@@ -105,7 +105,8 @@ def set_partitioner(made: Any, behind_fusion: Any) -> None:
             " unset it, or call gistkit.restore(model)"
         )
     config.custom_partitioner_fn = made  # type: ignore[attr-defined]
-    config._post_fusion_custom_pass = private(config.__name__, "_post_fusion_custom_pass") or behind_fusion  # type: ignore
+    for name, run in passes.items():
+        setattr(config, name, private(config.__name__, name) or run)
 
 
 def frame() -> tuple[int, int]:
@@ -167,22 +168,34 @@ def lower_materialised(x: Any, after: Any, strides: Any = None) -> Any:
 
 
 def pass_base() -> type:
-    """What a pass over Inductor's kernels derives from: ``CustomSchedulerPass``, which torch 2.11 does not have."""
-    return getattr(importlib.import_module("torch._inductor.custom_graph_pass"), "CustomSchedulerPass", object)
+    """What a pass over Inductor's kernels derives from, so that compiled graphs are cached; another in torch 2.11."""
+    module = importlib.import_module("torch._inductor.custom_graph_pass")
+    return getattr(module, "CustomSchedulerPass", None) or private(module.__name__, "CustomGraphPass")
+
+
+def set_apart(kernels: list[Any]) -> list[Any]:
+    """Inductor's kernels before it fuses them, which it does in another order where they share data with others: those
+    of :func:`lower_materialised` seem to share none meanwhile."""
+    names = getattr(private("torch._inductor.virtualized", "V").graph, "gistkit_apart", set())
+    for kernel in kernels:
+        if kernel.get_buffer_names() & names:
+            kernel.used_buffer_names = type(names)
+    return kernels
 
 
 def join(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels on a GPU, with each of :func:`lower_materialised` put into others that sum nothing: those that
     make what it alone reads or what is materialised, and those that read the same and do not depend on it. All other
-    kernels stay as they are."""
+    kernels stay as they are; :func:`draw_in_turn`."""
     graph = private("torch._inductor.virtualized", "V").graph
     names, found = getattr(graph, "gistkit_apart", set()), private("torch.utils._ordered_set", "OrderedSet")(kernels)
     if not names:
-        return kernels
+        return draw_in_turn(kernels)
     scheduler: Any = kernels[0].scheduler
     graph.no_fuse_buffer_names -= names
     scheduler.merge_loops()  # as Inductor does next: tensors that are looked at in several shapes have one
     for kernel in kernels:
+        vars(kernel).pop("used_buffer_names", None)
         if hasattr(kernel, "snodes") and not kernel.is_reduction():
             private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
 
@@ -191,8 +204,7 @@ def join(kernels: list[Any]) -> list[Any]:
         if other is own or other.is_reduction() or waits or not own.used_buffer_names() & other.used_buffer_names():
             return False
         read = {dep.name for dep in own.read_writes.reads if dep.name in other.get_buffer_names()}
-        mine = own.get_nodes()
-        if any(u.node not in mine for n in read if n not in names for u in scheduler.name_to_buf[n].users):
+        if any(u.node not in own.get_nodes() for n in read.difference(names) for u in scheduler.name_to_buf[n].users):
             return False
         return scheduler.can_fuse(other, own) and not scheduler.will_fusion_create_cycle(other, own)
 
@@ -203,7 +215,7 @@ def join(kernels: list[Any]) -> list[Any]:
             own = scheduler.fuse_two_nodes(host, own, found)
             if not own.get_buffer_names() <= names:
                 break
-    return scheduler.topological_sort_schedule(list(found))
+    return draw_in_turn(scheduler.topological_sort_schedule(list(found)))
 
 
 def draw_in_turn(kernels: list[Any]) -> list[Any]:
@@ -267,8 +279,7 @@ def lower_short(x: Any, once: bool = False) -> Any:
     also where several read x."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
-        handler = private("torch._inductor.virtualized", "V").get_ops_handler()
-        counts = getattr(handler, "__dict__", {})  # other attributes warn
+        counts = getattr(private("torch._inductor.virtualized", "V").get_ops_handler(), "__dict__", {})  # others warn
         before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
         read = counts.get("_read_names", [])
         first, loaded = len(read), load()
@@ -279,7 +290,9 @@ def lower_short(x: Any, once: bool = False) -> Any:
     return _pointwise(x, made)
 
 
-def lower_convolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
-    """A convolution without bias."""
-    made = private("torch._inductor.lowering", "lowerings")[torch.ops.aten.convolution.default]
+def convolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:
+    """A convolution without bias, of tensors or of Inductor's values."""
+    made: Any = torch.ops.aten.convolution.default
+    if not isinstance(x, torch.Tensor):
+        made = private("torch._inductor.lowering", "lowerings")[made]
     return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,25 @@ from gistkit.compiled.partitioner import Settings, cut, sources
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 
 
-class Joined(compat.pass_base()):
-    """The pass behind Inductor's fusion: rebuilds join kernels of plain ``torch.compile``, draws keep their order."""
+@dataclass(frozen=True)
+class KernelPass(compat.pass_base()):
+    """A pass over Inductor's kernels."""
+
+    run: Callable[[list[Any]], list[Any]]
 
     def uuid(self) -> Any:
         """As :meth:`Partitioner.uuid`."""
         return sources()
 
     def __call__(self, nodes: list[Any]) -> list[Any]:
-        return compat.draw_in_turn(compat.join(nodes))
+        return self.run(nodes)
+
+
+PASSES = {
+    "_pre_fusion_custom_pass": KernelPass(compat.set_apart),
+    "_post_fusion_custom_pass": KernelPass(compat.join),
+}
+"""Rebuilds join kernels of plain ``torch.compile`` behind Inductor's own fusion; draws keep their order."""
 
 
 @dataclass(frozen=True)

@@ -98,11 +98,11 @@ class Backend:
                 "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
                 "compile with torch.compile alone"
             )
-        from gistkit.compiled.custom import Joined, Partitioner  # imports Inductor
+        from gistkit.compiled.custom import PASSES, Partitioner  # imports Inductor
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            words = {"_post_fusion_custom_pass": Joined(), **given, "custom_partitioner_fn": Partitioner(self.settings)}
+            words = {**PASSES, **given, "custom_partitioner_fn": Partitioner(self.settings)}
             compiled = compat.inductor(graph, inputs, mode, words)
         if found:
             record.remember(key, found)
@@ -225,7 +225,7 @@ _RECORDS: weakref.WeakKeyDictionary[Any, Records] = weakref.WeakKeyDictionary()
 
 def note(stand_in: CompressedForward) -> None:
     """A compressed forward is being traced. Raises CompileError where the graph has another under other settings."""
-    from gistkit.compiled.custom import ForTraced, Joined  # imports Inductor
+    from gistkit.compiled.custom import PASSES, ForTraced  # imports Inductor
 
     context, asked = compat.tracing_context(), stand_in.engine.settings
     if context is None:
@@ -240,7 +240,7 @@ def note(stand_in: CompressedForward) -> None:
     if stand_in not in owners:
         owners.append(stand_in)
     _RECORDS.setdefault(stand_in, {})
-    compat.set_partitioner(ForTraced(), Joined())
+    compat.set_partitioner(ForTraced(), PASSES)
 
 
 def settings_in_force() -> Settings | None:

@@ -27,7 +27,6 @@ import torch
 
 from gistkit.compiled import compat
 
-aten = torch.ops.aten
 _LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
 
 
@@ -54,10 +53,6 @@ def _laid_out(x: torch.Tensor, after: torch.Tensor, strides: list[int] | None = 
     return x.clone() if strides is None else torch.empty_strided(x.size(), strides, dtype=x.dtype, device=x.device)
 
 
-def _convolved(x: torch.Tensor, weight: torch.Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    return aten.convolution.default(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)
-
-
 materialised = _operator(
     "materialised(Tensor x, Tensor after, int[]? strides=None)", compat.lower_materialised, fake=_laid_out
 )
@@ -68,5 +63,5 @@ dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
 shortening = _operator("short(Tensor x, bool once=False)", compat.lower_short)
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
-    compat.lower_convolved, _convolved,
+    compat.convolved, compat.convolved,
 )  # fmt: skip

@@ -58,6 +58,20 @@ class NormedImages(nn.Module):
         return self.second(F.silu(x)).mean((2, 3))
 
 
+class NormedTwice(nn.Module):
+    """A batch norm and a layer norm over the channels, whose output reads more than Inductor computes in one kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.rows = nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64), nn.LayerNorm(64)
+        self.second, self.third = nn.Conv2d(64, 64, 3, padding=1), nn.Conv2d(64, 10, 1)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        y = F.silu(self.rows(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+        return self.third(x + self.second(y)).mean((2, 3))
+
+
 class Halved(nn.Module):
     """A convolution's output in halves, as in a CSP block: plain torch.compile saves one, and their concatenation."""
 
@@ -85,6 +99,7 @@ def images(make, rows=8):
         (partial(laid_out, "residual", 2048), amp_loss, 0.85),
         (partial(laid_out, "block", 2048), amp_loss, 0.85),
         (partial(images, NormedImages), loss_of, 0.85),
+        (partial(images, NormedTwice), loss_of, 0.85),
         (partial(images, Halved), loss_of, 1),
     ],
 )

@@ -19,7 +19,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from gistkit.compiled.custom import Joined
+from gistkit.compiled.custom import PASSES
 
 DEVICE = torch.device("cuda:0")
 H200 = DeviceProperties(
@@ -89,7 +89,7 @@ def sources(make, loss, partitioner=None):
         return run
 
     torch._dynamo.reset()
-    words = {"custom_partitioner_fn": partitioner, "_post_fusion_custom_pass": Joined()} if partitioner else {}
+    words = {"custom_partitioner_fn": partitioner, **PASSES} if partitioner else {}
     with FakeTensorMode(allow_non_fake_inputs=True), config.patch(fx_graph_cache=False, **words):
         with torch._functorch.config.patch(enable_autograd_cache=False):
             backend = functools.partial(compile_fx.compile_fx, inner_compile=lower)

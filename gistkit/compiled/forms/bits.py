@@ -57,8 +57,7 @@ class Bits:
         words = {"start": 0, "step": self.bits, "dtype": torch.int32, "device": device, "requires_grad": False}
         shifts = build(prims.iota.default, self._codes, **words)
         shifts = build(aten.reshape.default, shifts, [self._codes] + [1] * (rank - 1 - dim))
-        wide = build(prims.convert_element_type.default, codes, torch.int32)
-        wide = build(aten.unsqueeze.default, wide, dim + 1)
+        wide = build(aten.unsqueeze.default, build(prims.convert_element_type.default, codes, torch.int32), dim + 1)
         wide = build(aten.bitwise_right_shift.Tensor, wide, shifts)
         wide = build(aten.bitwise_and.Scalar, wide, (1 << self.bits) - 1)
         shape[dim] = shape[dim] * self._codes

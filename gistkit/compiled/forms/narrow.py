@@ -69,8 +69,7 @@ class Narrow:
             exponents = op.cast(payload[1], torch.int32)
             factor = op.power_of_two(exponents, -127 - self.fmt.max_exponent)
             if self._whole:
-                factor = build(aten.expand.default, factor, [-1, SCALE_BLOCK])
-                factor = build(aten.reshape.default, factor, [-1])
+                factor = build(aten.reshape.default, build(aten.expand.default, factor, [-1, SCALE_BLOCK]), [-1])
             values = op.clamped(build(aten.mul.Tensor, values, factor), torch.finfo(self.dtype).max)
         flat = values if self._whole else build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
@@ -154,8 +153,7 @@ class _Arithmetic:
         return self.shifted(total, shift)
 
     def _on_grid(self, magnitude: fx.Node) -> fx.Node:
-        offset = (127 - self.f.bias) << self.f.mantissa_bits
-        return self.build(aten.sub.Tensor, self.rounded(magnitude), offset)
+        return self.build(aten.sub.Tensor, self.rounded(magnitude), (127 - self.f.bias) << self.f.mantissa_bits)
 
     def codes(self, wide: fx.Node) -> fx.Node:
         magnitude = self.magnitude(wide)
@@ -178,9 +176,8 @@ class _Arithmetic:
         build = self.build
         code = build(aten.clamp_max.default, code, self.f.max_code)
         code = self.where(build(aten.gt.Scalar, magnitude, _INFINITY), self.f.nan_code, code)
-        negative = build(aten.lt.Scalar, self.bits(wide, torch.int32), 0)
-        sign = self.shifted(self.cast(negative, torch.int32), 1 - self.f.bits)
-        return build(aten.bitwise_or.Tensor, code, sign)
+        negative = self.cast(build(aten.lt.Scalar, self.bits(wide, torch.int32), 0), torch.int32)
+        return build(aten.bitwise_or.Tensor, code, self.shifted(negative, 1 - self.f.bits))
 
     def hardware_codes(self, wide: fx.Node, flush: bool) -> fx.Node:
         """float8_e4m3fn; ``flush``: zeros for what rounds below the least normal number."""
@@ -198,8 +195,7 @@ class _Arithmetic:
         largest = build(aten.amax.default, finite, [1], True)
         no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
         b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
-        b = build(aten.clamp_min.default, b, f.max_exponent + 1)
-        return self.where(build(aten.eq.Scalar, largest, 0), 127, b)
+        return self.where(build(aten.eq.Scalar, largest, 0), 127, build(aten.clamp_min.default, b, f.max_exponent + 1))
 
     def values(self, codes: fx.Node) -> fx.Node:
         """float32 of codes, without a scale."""
@@ -225,8 +221,7 @@ class _Arithmetic:
 
     def from_planes(self, words: fx.Node, elements: int) -> fx.Node:
         """The first codes of :meth:`planes`' words, flat."""
-        parts = [self.shifted(words, 10 * i) for i in range(3)]
-        parts = [self.build(aten.bitwise_and.Scalar, part, 0x3FF) for part in parts]
+        parts = [self.build(aten.bitwise_and.Scalar, self.shifted(words, 10 * i), 0x3FF) for i in range(3)]
         return self.build(aten.slice.Tensor, self.build(aten.cat.default, parts, 0), 0, 0, elements)
 
 

@@ -83,11 +83,8 @@ class Arithmetic:
             return node.args[0]  # type: ignore[return-value]
         if not is_tensor(node) or not (is_pointwise(node) or is_view(node)):
             return None
-        for y in node.all_input_nodes:
-            found = self.statistic(y) if is_tensor(y) else None
-            if found is not None and value(y).numel() == value(node).numel():
-                return found
-        return None
+        known = (y for y in node.all_input_nodes if is_tensor(y) and self.statistic(y) is not None)
+        return next((self.statistic(y) for y in known if value(y).numel() == value(node).numel()), None)
 
     def _reads_alike(self, y: fx.Node, node: fx.Node) -> bool:
         base = behind_views(y)
@@ -163,8 +160,7 @@ def _reduced(norm: fx.Node) -> tuple[fx.Node, set[int]]:
     x: Any = norm.args[0]
     rank = value(x).dim()
     given = norm.args[1] if len(norm.args) > 1 else norm.kwargs.get("dim")
-    dims = range(rank) if given is None else given
-    return x, {d % rank for d in dims}  # type: ignore[union-attr,operator]
+    return x, {d % rank for d in (range(rank) if given is None else given)}  # type: ignore[union-attr,operator]
 
 
 def _product_behind(node: fx.Node) -> fx.Node | None:

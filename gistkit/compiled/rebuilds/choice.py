@@ -167,9 +167,8 @@ class _Search:
                     reaches[root] = self.reach(root, kept | pins)
 
     def best_pin(self, over: list[str], reaches: dict[str, _Reach], kept: set[str]) -> str:
-        values = self.flow.values
+        values, first = self.flow.values, over[0]
         hits = Counter(name for root in over for name in {*reaches[root].nodes, *reaches[root].chain})
-        first = over[0]
         best, score = self.flow.base(values[first]).name, 0.0
         for name in (n for n in values if n in reaches[first].nodes or n in reaches[first].chain):
             weight = self.weight(values[name])

@@ -126,8 +126,7 @@ def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: L
             kind = FREE if is_number(node) else CHEAP if _looks(node) else MADE
             values[node.name] = Value(node.name, inputs, kind, -1, UNKEPT, 0)
             continue
-        storage = storage_of(node)
-        source = origin(node)
+        storage, source = storage_of(node), origin(node)
         view = _looks(source) and values[source.all_input_nodes[0].name].storage == storage
         is_needed = node.name in needed
         stays = is_needed and not (roundings.may_be_dropped(node) and (not view or owners[storage].settled))
