@@ -4,7 +4,7 @@ Some 10,000 orders, the same ones each time. ``GISTKIT_ORDERS=20000`` draws 100,
 """
 
 import os
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,16 @@ def backward_of(plan: list[Step]) -> list[Step]:
     parcels = sum(step.what in ("put", "encoding", "sparse", "kept") for step in forward)
     one = [Step("prefetch", 1, 0, "c0"), Step("get", 0, 0, "c0"), Step("work", 0, 2, "c0"), Step("drop", 0, 0, "c0")]
     return forward + parcels * one
+
+
+@cache
+def sparse(name: str, elements: int, number: int) -> tuple[Encoded, torch.Tensor]:
+    """An encoding of drawn values, one of any density, and what it decodes to."""
+    drawn = np.random.default_rng(number)
+    x = torch.from_numpy(drawn.standard_normal(elements, np.float32))
+    x[torch.from_numpy(drawn.random(elements) > drawn.random())] = 0
+    encoded = CODECS[name].begin(x)
+    return encoded, CODECS[name].decode(encoded)
 
 
 class Run:
@@ -113,10 +123,8 @@ class Run:
     def _sparse(self, step: Step, offloader: Offloader, at: int) -> None:
         """An encode's scratch, of whose size the host knows the worst case."""
         name = ("zvc", "csr", "zvc+fp8")[step.which % 3]
-        x = torch.from_numpy(self._values.standard_normal(SIZES[step.size] + 1, np.float32))
-        x[torch.from_numpy(self._values.random(len(x)) > self._values.random())] = 0
-        encoded = CODECS[name].begin(x)
-        self._parcels.append((offloader.put(self.device.holding(encoded)), CODECS[name].decode(encoded)))
+        encoded, decoded = sparse(name, SIZES[step.size] + 1, int(self._values.integers(64)))
+        self._parcels.append((offloader.put(self.device.holding(encoded)), decoded))
 
     def _kept(self, step: Step, offloader: Offloader, at: int) -> None:
         """A put of what somebody else holds as well."""
