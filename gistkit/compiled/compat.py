@@ -218,6 +218,21 @@ def join(kernels: list[Any]) -> list[Any]:
     return draw_in_turn(scheduler.topological_sort_schedule(list(found)))
 
 
+def operands(node: fx.Node) -> dict[str, Any]:
+    """What an operator of a graph is called with, by its schema's names, defaults included."""
+    named = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    given = dict(zip((a.name for a in named), node.args, strict=False)) | node.kwargs
+    return {a.name: a.default_value for a in named if a.has_default_value()} | given
+
+
+def other_draws(graph: fx.Graph) -> str:
+    """A note where plain torch.compile may draw seeds before what draws ahead of them in forward, for neither waits."""
+    seeded = [n for n in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
+    drawing = [n.target for n in seeded if operands(n).get("dropout_p") != 0]
+    behind = torch.ops.prims.inductor_seeds.default in drawing[1:]
+    return "dropout may drop other elements than under torch.compile: an attention draws before it" if behind else ""
+
+
 def draw_in_turn(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels; those that draw random numbers, as for dropout's seeds and in attentions, will keep their
     order: Inductor reorders for the peak, so gistkit's graphs would draw other numbers than plain torch.compile's."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -70,24 +71,17 @@ def _words_of(plan: Plan) -> tuple[str | None, int | None, str]:
     return plan.contract.lossy, plan.budget_bytes, note
 
 
+@dataclass(frozen=True)
 class Backend:
     """A backend of ``torch.compile``: Inductor, with gistkit's partitioner. ``records``: what was decided for each
     graph that it has compiled, by frame and parameters; a graph that is compiled again, for other sizes, replaces the
-    one before. ``model``: what it compiles, as :func:`_likeness` tells it.
+    one before. ``model``: what it compiles, as :func:`_likeness` tells it. Two of the same settings are equal, so that
+    Dynamo shares the graphs of equal blocks that are compiled one by one, as torch.compile's own backend does; else it
+    would give up at its recompile_limit."""
 
-    Two of the same settings are equal, so that Dynamo shares the graphs of equal blocks that are compiled one by one,
-    as torch.compile's own backend does; else it would give up at its recompile_limit."""
-
-    def __init__(self, settings: Settings, model: Callable | None = None) -> None:
-        self.settings = settings
-        self.model = _likeness(model)
-        self.records: Records = {}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Backend) and other.settings == self.settings
-
-    def __hash__(self) -> int:
-        return hash(self.settings)
+    settings: Settings
+    model: tuple = field(default=(), compare=False)
+    records: Records = field(default_factory=dict, compare=False)
 
     def __call__(
         self, graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: dict | None = None
@@ -126,7 +120,7 @@ _BY_PARAMETER: Any = WeakIdKeyDictionary()
 _BY_MODEL: weakref.WeakKeyDictionary[Any, Backend] = weakref.WeakKeyDictionary()
 
 
-def _likeness(model: Callable | None) -> tuple:
+def _likeness(model: Callable) -> tuple:
     """What models have in common that share their graphs: class, and names, shapes and types of parameters."""
     if not isinstance(model, torch.nn.Module):
         return ()
@@ -194,7 +188,7 @@ def compile(
         )
     if isinstance(model, torch.nn.Module) and any(compressed_forward(part) is not None for part in model.modules()):
         raise CompileError("compile: model must not be compressed; call torch.compile(model), or gistkit.restore first")
-    made = Backend(settings_of(plan, lossy, fidelity, budget), model)
+    made = Backend(settings_of(plan, lossy, fidelity, budget), _likeness(model))
     compiled = torch.compile(model, backend=made, **compile_kwargs)
     for owner in (model, compiled):
         if isinstance(owner, torch.nn.Module):

@@ -50,7 +50,7 @@ def predicted_peak(pair: Pair) -> int:
 
 def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set[int] = frozenset()) -> int:  # type: ignore[assignment]
     """The most bytes alive at a kernel: ``start`` is there from the beginning, ``stay`` to the end, ``elsewhere`` is
-    counted by the caller. In forward the inputs are not freed: they are read by no one's leave."""
+    counted by the caller. Forward's inputs are not freed: the caller holds them."""
     inputs_stay = not elsewhere
     kernels = _ordered(_kernels(graph, stay), {} if inputs_stay else start)
     last = {key: kernel.node for kernel in kernels for key in (*kernel.made, *kernel.reads)}

@@ -9,9 +9,8 @@
 * ``rounded(x)`` is x of bf16 or fp16, rounded to that within a kernel that computes in fp32, as what forward read from
   memory and backward computes within a kernel.
 * ``moment(variance, count)`` is a variance as Inductor has it in memory: the sum of squared deviations.
-  ``variance(moment, count)`` is the variance. Inductor divides the sum in every kernel that reads the variance, where
-  quotient and addition of ``eps`` are one operation; the kernel that computes the sum has two (docs/compiled.md, "The
-  same bits"). A kernel of backward that is to have the bits of one that reads it must do as that does.
+  ``variance(moment, count)`` is the variance. Inductor divides the sum in every kernel that reads the variance, and
+  what is to have the bits of one that reads it must do as that does (docs/compiled.md, "The same bits").
 * ``short(x)`` is x; what it is computed by counts as one operation where Inductor decides what becomes a buffer, so
   that kernels that decode a tensor are cut as those that read it, and a rebuild has no buffers within (``once``).
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's

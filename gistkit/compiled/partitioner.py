@@ -68,7 +68,7 @@ class Moves:
 
     def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
         self.pair, self.settings = pair, settings
-        self.notes = [settings.anew] if settings.anew else []
+        self.notes = [note for note in (settings.anew, compat.other_draws(pair.forward.graph)) if note]
         self._saved = packing.own_tensors(pair)
         self._plain = {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}

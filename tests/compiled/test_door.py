@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import gistkit
-from gistkit.compiled import backend
+from gistkit.compiled import backend, compat
 from tests.support.compiled_cases import assert_same, loss_of, step
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -136,6 +136,18 @@ def test_a_cpus_code_has_the_same_bits(made, width, dtype, least):
     plain = step(torch.compile(model), x, None, loss)
     assert_same(plain, step(gistkit.compile(model), x, None, loss))
     assert gistkit.report(model).ratio >= least
+    assert ("drop other elements" in str(gistkit.report(model))) == (made is Drawn)
+
+
+@pytest.mark.parametrize(("share", "before", "told"), [(0.1, True, True), (0.1, False, False), (0.0, True, False)])
+def test_a_dropout_behind_an_attention_that_draws_is_told(share, before, told):
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    if before:
+        graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, (x, x, x, share))
+    graph.call_function(torch.ops.prims.inductor_seeds.default, (2, torch.device("cpu")))
+    graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, (x, x, x), {"dropout_p": 0.1})
+    assert bool(compat.other_draws(graph)) == told
 
 
 def test_caches_stay_valid_and_the_report_with_them(plain):

@@ -41,8 +41,7 @@ VALUES = "values that backward reads, each in full"
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of one saved tensor: its encoding, None where it stays, and why. ``kernels``: those of
-    its own that a rounding takes."""
+    """What becomes of one saved tensor: its encoding or None, and why. ``kernels``: how many a rounding takes."""
 
     node: fx.Node
     form: bits.Bits | Narrow | Cast | None
@@ -149,11 +148,9 @@ def stays_exact(pair: Pair, node: fx.Node, rounding: Rounding) -> str | None:
 def _is_bias(node: fx.Node) -> bool:
     """Whether an attention adds a node, or a view of it, to its logits: a mask, whose infinities no scale holds."""
     for user in node.users:
-        schema = getattr(user.target, "_schema", None)
-        if schema is not None and "attention" in schema.name:
-            named = dict(zip((a.name for a in schema.arguments), user.args, strict=False)) | user.kwargs
-            if node in (named.get("attn_mask"), named.get("attn_bias")):
-                return True
+        named = compat.operands(user) if "attention" in str(user.target) else {}
+        if node in (named.get("attn_mask"), named.get("attn_bias")):
+            return True
     return any(_is_bias(user) for user in node.users if is_view(user))
 
 

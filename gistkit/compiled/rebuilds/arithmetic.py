@@ -135,8 +135,7 @@ class Arithmetic:
     def _place(self, norm: fx.Node) -> str:
         """Where a ``var_mean``'s results are read, as far as is known."""
         x, dims = _reduced(norm)
-        tensor = value(x)
-        layout = strides(self._pair, tensor)
+        tensor, layout = value(x), strides(self._pair, value(x))
         if layout is None or not all(isinstance(n, int) for n in tensor.shape):
             return UNCERTAIN
         inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: layout[d])

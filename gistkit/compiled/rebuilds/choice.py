@@ -3,9 +3,8 @@
 The choice is a minimum cut over all of forward (:func:`gistkit.compiled.rebuilds.flow.cheapest`), so that a tensor
 that PyTorch's cut did not keep is kept where it serves several rebuilds: a convolution's output for the norm, the
 activation and the mask behind it. A cut alone would rebuild the last block's input from every block before it. So
-each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the one that serves
-most such rebuilds for its bytes, and of equal ones the last. Of those rebuilds the ones are made that free most bytes
-for their modelled time, up to a share of the step's.
+each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the last that serves
+most such rebuilds for its bytes. Those are made that free most bytes for their time, up to a share of the step's.
 """
 
 from __future__ import annotations

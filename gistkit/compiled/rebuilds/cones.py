@@ -43,5 +43,4 @@ def _as_nodes(cone: Cone, named: dict[str, fx.Node], arithmetic: Arithmetic) -> 
     pairs = [(operand, node) for node in nodes for operand in node.all_input_nodes if operand in inside]
     rounded = frozenset(pair for pair in pairs if arithmetic.roundings.to_be_rounded(*pair))
     counts = {leaf: count for leaf in leaves if (count := arithmetic.count_of(leaf)) is not None}
-    loaded = frozenset(named[name] for name in cone.rebuilt_leaves)
-    return edit.Cone(named[cone.root], nodes, leaves, rounded, counts, loaded)
+    return edit.Cone(named[cone.root], nodes, leaves, rounded, counts, frozenset(named[n] for n in cone.rebuilt_leaves))

@@ -31,8 +31,7 @@ FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
 BYTES_A_S, OPERATIONS_A_S, DEPTHWISE_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}, 5e12
-"""Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products', by the bytes of an element; a depthwise
-convolution's, where the gradients of ConvNeXt-T's inputs reached 5.6e12."""
+"""An H100's: 78 % of its memory's rate, 59 % of bf16 products', by an element's bytes, depthwise convolutions'."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +172,7 @@ def _is_loaded(node: fx.Node, reader: fx.Node, roundings: Roundings) -> bool:
 
 def _is_relaid(node: fx.Node) -> bool:
     """Whether Inductor may lay out a saved tensor for convolutions in a way that backward, which computes it from
-    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself. (One of a single
-    channel is both to PyTorch, but other strides are another layout to a library's convolution.)"""
+    inputs alone, would not know of: a cast of a weight or an image that is not channels_last itself, by its strides."""
     if node.op != "call_function" or not all(n.op == "placeholder" for n in node.all_input_nodes):
         return False
     return value(node).dim() == 4 and value(node).stride(1) != 1
