@@ -230,7 +230,7 @@ def other_draws(graph: fx.Graph) -> str:
     seeded = [n for n in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
     drawing = [n.target for n in seeded if operands(n).get("dropout_p") != 0]
     behind = torch.ops.prims.inductor_seeds.default in drawing[1:]
-    return "dropout may drop other elements than under torch.compile: an attention draws before it" if behind else ""
+    return "dropout may drop other elements than under torch.compile: an operator draws before it" if behind else ""
 
 
 def draw_in_turn(kernels: list[Any]) -> list[Any]:

@@ -28,10 +28,7 @@ class KernelPass(compat.pass_base()):
         return self.run(nodes)
 
 
-PASSES = {
-    "_pre_fusion_custom_pass": KernelPass(compat.set_apart),
-    "_post_fusion_custom_pass": KernelPass(compat.join),
-}
+PASSES = {"_pre_fusion_custom_pass": KernelPass(compat.set_apart), "_post_fusion_custom_pass": KernelPass(compat.join)}
 """Rebuilds join kernels of plain ``torch.compile`` behind Inductor's own fusion; draws keep their order."""
 
 

@@ -80,8 +80,8 @@ class Backend:
     would give up at its recompile_limit."""
 
     settings: Settings
-    model: tuple = field(default=(), compare=False)
-    records: Records = field(default_factory=dict, compare=False)
+    model: tuple = field(default=(), compare=False, repr=False)
+    records: Records = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(
         self, graph: fx.GraphModule, inputs: Sequence[Any], *, mode: str | None = None, options: dict | None = None
