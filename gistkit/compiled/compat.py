@@ -174,8 +174,8 @@ def pass_base() -> type:
 
 
 def set_apart(kernels: list[Any]) -> list[Any]:
-    """Inductor's kernels before it fuses them, which it does in another order where they share data with others: those
-    of :func:`lower_materialised` seem to share none meanwhile."""
+    """Inductor's kernels before it fuses them. Inductor compares pairs of kernels in the order of the buffers that they
+    share; until :func:`join` those of :func:`lower_materialised` name no buffers, so the others keep their order."""
     names = getattr(private("torch._inductor.virtualized", "V").graph, "gistkit_apart", set())
     for kernel in kernels:
         if kernel.get_buffer_names() & names:
@@ -186,7 +186,7 @@ def set_apart(kernels: list[Any]) -> list[Any]:
 def join(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels on a GPU, with each of :func:`lower_materialised` put into others that sum nothing: those that
     make what it alone reads or what is materialised, and those that read the same and do not depend on it. All other
-    kernels stay as they are; :func:`draw_in_turn`."""
+    kernels stay as they are, and random draws keep their order."""
     graph = private("torch._inductor.virtualized", "V").graph
     names, found = getattr(graph, "gistkit_apart", set()), private("torch.utils._ordered_set", "OrderedSet")(kernels)
     if not names:
@@ -226,7 +226,8 @@ def operands(node: fx.Node) -> dict[str, Any]:
 
 
 def other_draws(graph: fx.Graph) -> str:
-    """A note where plain torch.compile may draw seeds before what draws ahead of them in forward, for neither waits."""
+    """A note, or an empty text. Where an operator of forward draws random numbers ahead of dropout's seeds, neither
+    needs the other, and plain torch.compile may draw the seeds first."""
     seeded = [n for n in graph.nodes if torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ())]
     drawing = [n.target for n in seeded if operands(n).get("dropout_p") != 0]
     behind = torch.ops.prims.inductor_seeds.default in drawing[1:]
@@ -294,7 +295,7 @@ def lower_short(x: Any, once: bool = False) -> Any:
     also where several read x."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
-        counts = getattr(private("torch._inductor.virtualized", "V").get_ops_handler(), "__dict__", {})  # others warn
+        counts = getattr(private("torch._inductor.virtualized", "V").get_ops_handler(), "__dict__", {})  # getattr warns
         before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
         read = counts.get("_read_names", [])
         first, loaded = len(read), load()

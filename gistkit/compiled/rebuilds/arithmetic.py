@@ -46,9 +46,8 @@ class Arithmetic:
     """The arithmetic of a pair's forward; all follows where ``bitwise`` is not set."""
 
     def __init__(self, pair: Pair, bitwise: bool) -> None:
-        self.roundings, self._on = Roundings(pair, bitwise), bitwise
+        self._pair, self.roundings, self._on = pair, Roundings(pair, bitwise), bitwise
         self._first_view = {storage_of(node): node for node in sorted(pair.tensors, reverse=True)}
-        self._pair = pair
         self.statistic, self.place = cache(self._statistic), cache(self._place)
 
     def follows(self, node: fx.Node, inlined: bool = False) -> bool:
