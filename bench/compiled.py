@@ -65,6 +65,7 @@ MODELS = (
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
 WARM_UP, TIMED, RUNS = 5, 10, 3
+BUDGETS = "70%", "60%", "50%", "40%", "30%"
 NAMED = 8
 SLEEP_CYCLES = 2_000_000_000
 
@@ -121,6 +122,8 @@ VARIANTS = {
     "gistkit reassociated": Variant(_gistkit(fidelity="reassociated"), "compile"),
     "gistkit fp8s": Variant(_gistkit(lossy="fp8s")),
     "gistkit 75%": Variant(_gistkit(budget="75%"), "compile"),
+    **{f"gistkit reassociated {b}": Variant(_gistkit(fidelity="reassociated", budget=b), "compile") for b in BUDGETS},
+    **{f"gistkit fp8s {b}": Variant(_gistkit(lossy="fp8s", budget=b)) for b in BUDGETS},
     "compile emulated": Variant(torch.compile, "compile emulated", emulate_casts=True),
     "gistkit emulated": Variant(_gistkit(), "compile emulated", emulate_casts=True),
     "compile deterministic": Variant(torch.compile, "compile deterministic", deterministic=True),
@@ -130,6 +133,7 @@ VARIANTS = {
     "compile 0.3": Variant(torch.compile, "compile", 0.3),
     "compile fp8 pass": Variant(torch.compile, fp8_pass=True),
     "checkpoint": Variant(_eager(checkpointed), "eager"),
+    "compile checkpoint": Variant(lambda model, **options: torch.compile(checkpointed(model), **options), "compile"),
     "save_on_cpu": Variant(_eager(_SavedOnCpu), "eager"),
     "gistkit eager": Variant(_eager(gistkit.compress), "eager"),
 }

@@ -1,6 +1,6 @@
 """The peak of a compiled step as gistkit predicts it, beside that of the code which Inductor writes for an H200.
 
-    python -m bench.compiled_peaks [--models densenet121,vgg16] [--classes bitwise,reassociated,fp8s,75%] [--batch 128]
+    python -m bench.compiled_peaks [--models densenet121,vgg16] [--classes bitwise,fp8s,75%,reassociated+40%] [--batch 128]
 
 No GPU is needed: networks, or blocks of :mod:`bench.compiled_traffic`, bf16 under autocast and with a loss, are
 lowered on fake tensors (torch 2.13, :mod:`tests.support.gpu_code`). The functions that Inductor writes are run on meta
@@ -136,8 +136,10 @@ def main(argv: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     for model in words.models.split(","):
         for name in words.classes.split(","):
-            word = "fidelity" if name in FIDELITIES else "budget" if name.endswith("%") else "lossy"
-            told, *found = peaks(lambda: step(model, words.batch), Settings(**{word: name}))  # noqa: B023
+            given: dict[str, Any] = {
+                "fidelity" if w in FIDELITIES else "budget" if w.endswith("%") else "lossy": w for w in name.split("+")
+            }
+            told, *found = peaks(lambda: step(model, words.batch), Settings(**given))  # noqa: B023
             forward, backward = (size / MIB for size in found)
             print(f"{model} {name}: predicted {told / MIB:,.0f} MiB, simulated {max(found) / MIB:,.0f} (forward "
                   f"{forward:,.0f}, backward {backward:,.0f}): {max(found) / told - 1:+.1%}", flush=True)  # fmt: skip

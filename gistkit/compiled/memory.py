@@ -8,6 +8,7 @@ also through values without a buffer; a pointwise kernel that reads one of its s
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import NamedTuple
 
@@ -24,15 +25,18 @@ _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat
             "aten.index_put.default")  # fmt: skip
 """Operators that write a buffer and compute their operands within the same kernel."""
 _UNWRITTEN = "prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default"
+_SMALL, _NEAR = 6, 32  # what joins kernels is more than a 64th of the largest tensor; they are no further apart
 _SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
 
 
 class _Kernel(NamedTuple):
-    """What computes a node: the storages that it writes, with their bytes, and reads."""
+    """What computes a node: the storages that it writes, with their bytes, and reads; ``joined`` where it does others'
+    work as well, and then it overwrites none of them."""
 
     node: fx.Node
     made: dict[int, int]
     reads: frozenset[int]
+    joined: bool = False
 
 
 def predicted_peak(pair: Pair) -> int:
@@ -63,7 +67,7 @@ def _peak(graph: fx.Graph, start: dict[int, int], stay: set[int], elsewhere: set
     for kernel in kernels:
         made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
         freed = ends.get(kernel.node, ())
-        if _is_pointwise(kernel.node):  # overwrites an operand, but none that the kernel before, fused with it, reads
+        if _is_pointwise(kernel.node) and not kernel.joined:  # overwrites an operand, but none that the kernel before, fused with it, reads
             own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
             total -= next(own, 0)
         before = kernel.reads
@@ -80,6 +84,7 @@ def _ordered(kernels: list[_Kernel], start: dict[int, int]) -> list[_Kernel]:
     mask, right behind that; what nothing else waits for and takes more than what it is made of, as casts of gradients,
     at the end. ``start``: in backward, what can be freed from the beginning on."""
     size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
+    kernels = _joined(kernels, size) if start else kernels
     awaited: set[int] = set()
     late = set()
     for kernel in reversed(kernels):
@@ -89,7 +94,7 @@ def _ordered(kernels: list[_Kernel], start: dict[int, int]) -> list[_Kernel]:
             awaited |= kernel.reads
     places: dict[int, tuple[int, ...]] = {}
     found: list[tuple[tuple[int, ...], int]] = []
-    for i, (node, made, reads) in enumerate(kernels):
+    for i, (node, made, reads, _) in enumerate(kernels):
         place = (len(kernels), i) if node in late else (i,)
         sources = [key for key in reads if key in places]
         if place == (i,) and not start and _is_fusible(node) and any(sum(made.values()) < size[s] for s in sources):
@@ -97,6 +102,37 @@ def _ordered(kernels: list[_Kernel], start: dict[int, int]) -> list[_Kernel]:
         places.update(dict.fromkeys(made, place))
         found.append((place, i))
     return [kernels[i] for _, i in sorted(found)]
+
+
+def _joined(kernels: list[_Kernel], size: dict[int, int]) -> list[_Kernel]:
+    """The kernels, some of them in one, at the last one's place, as Inductor fuses those of one shape that read a tensor
+    as large as any of theirs and do not wait for each other: the gradients of both norms behind a residual sum."""
+    largest = [max((size.get(key, 0) for key in k.reads), default=0) for k in kernels]
+    least, maker, behind = max(largest, default=0) >> _SMALL, dict[int, int](), list[int]()
+    found: list[_Kernel | None] = list(kernels)
+    for j, kernel in enumerate(kernels):
+        sources = {maker[key] for key in kernel.reads if key in maker}
+        behind.append(functools.reduce(operator.or_, (behind[s] | 1 << s for s in sources), 0))
+        maker |= dict.fromkeys(kernel.made, j)
+        if largest[j] <= least or not _is_fusible(kernel.node):
+            continue
+        for i in range(j - 1, max(-1, j - _NEAR), -1):
+            if (other := found[i]) is None or behind[j] >> i & 1 or largest[i] != largest[j]:
+                continue
+            shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
+            alike = _is_fusible(other.node) and sum(other.made.values()) == sum(kernel.made.values())
+            if shared == largest[j] and alike:
+                kernel = _Kernel(kernel.node, other.made | kernel.made, other.reads | kernel.reads, True)
+                found[i], found[j] = None, kernel
+                behind[j] |= behind[i]
+    order, missing, waiting = list[_Kernel](), set(maker), list[_Kernel]()
+    for kernel in filter(None, found):  # what reads a kernel that was joined to a later one comes behind that
+        late, waiting = [*waiting, kernel], []
+        for k in late:
+            ready = not any(key in missing and key not in k.made for key in k.reads)
+            (order if ready else waiting).append(k)
+            missing.difference_update(k.made if ready else ())
+    return order
 
 
 def _kernels(graph: fx.Graph, stay: set[int]) -> list[_Kernel]:

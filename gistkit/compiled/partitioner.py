@@ -3,12 +3,15 @@ what crosses, all of them or as many as a budget needs.
 
 Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
 of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
-then, where a format is named, narrow floats, the largest first. No other move is made.
+then, where a format is named, narrow floats, the largest first. Where all are too few, and bits may differ, backward
+runs segments of forward again (:mod:`gistkit.compiled.again`), as few as the budget needs.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,7 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat, edit, pools, record
+from gistkit.compiled import again, compat, edit, pools, record
+from gistkit.compiled.again import Segment
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
@@ -46,6 +50,10 @@ ROUNDED_SHARE = 0.9
 left out, unless a budget asks for more."""
 
 
+LOOKS = 32
+"""At most so often is the peak predicted while moves are made: 0.1 to 0.3 s each time for GPT-2, of 400 moves."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the caller asked for, as compiled graphs take it. ``budget``: of one step, as the caller wrote it. ``anew``:
@@ -63,25 +71,30 @@ class Settings:
 
 
 class Moves:
-    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step.
-    ``plain_peak_bytes``: the predicted peak of its step before the moves."""
+    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step. ``plain``: where
+    backward of this pair runs segments again, the moves on the one where it does not.
+    ``plain_peak_bytes``: the predicted peak of a step before the moves and without such segments."""
 
-    def __init__(self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = ()) -> None:
+    def __init__(
+        self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = (), plain: Moves | None = None
+    ) -> None:
         self.pair, self.settings = pair, settings
         self.notes = [note for note in (settings.anew, compat.other_draws(pair.forward.graph)) if note]
         self._saved = packing.own_tensors(pair)
-        self._plain = {storage_of(node): node for node in reversed(self._saved)}
+        self._gone = ("recompute", 0, "backward runs its segment again") if plain else ("drop", 0, "nothing reads it any more")
+        self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
         self._left: dict[str, str] = {}
-        self.plain_peak_bytes = predicted_peak(pair)
+        self.plain_peak_bytes = plain.plain_peak_bytes if plain else predicted_peak(pair)
         self._rounding, self._enough_bytes, bits = None, 0.0, 64
         if settings.lossy is not None:
             static = packing.of_parameters(pair, static_inputs)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, static, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
-            self._enough_bytes = ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
+            share = ROUNDED_SHARE if settings.budget is None else 0.0
+            self._enough_bytes = share * sum(elements(n) * bits / 8 for n in self._plain.values())
         self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -116,30 +129,36 @@ class Moves:
             else:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
 
-    def within(self, budget: int | str) -> None:
-        """Make moves until the predicted peak fits. Raises BudgetError where all are too few."""
-        peak = plain = self.plain_peak_bytes
-        budget_bytes = parse_budget(budget, plain)
-        assert budget_bytes is not None
-        least: dict[str, int] = {}
-        lossless = self.settings.fidelity
-        for fidelity, moves in ((lossless, self._exact_moves()), ("lossy", self._narrow_moves())):
-            for move in moves:
-                if peak <= budget_bytes:
+    def within(self, budget_bytes: int) -> dict[str, int]:
+        """Make moves until the predicted peak fits, or all. The peak by the class of moves, the last one's last."""
+        step = 1 + (len(self._cones) + len(packing.choices(self.pair))) // LOOKS
+        peaks = dict[str, int]()
+        for kind, moves in ((self.settings.fidelity, self._exact_moves()), ("lossy", self._narrow_moves())):
+            for index, move in enumerate(moves):
+                if index % step == 0 and self.peak() <= budget_bytes:
                     break
                 move()
-                self.pair.drop_unread()
-                peak = predicted_peak(self.pair)
-            if fidelity == lossless or self.settings.lossy:
-                least[fidelity] = peak
+            if kind != "lossy" or self.settings.lossy:
+                peaks[kind] = self.peak()
+        return peaks
+
+    def peak(self) -> int:
+        """The predicted peak of a step as it is now."""
+        self.pair.drop_unread()
+        return predicted_peak(self.pair)
+
+    def met(self, budget_bytes: int, peaks: dict[str, int]) -> None:
+        """Note the budget that is met. Raises BudgetError where the last of ``peaks`` is above it."""
+        peak, settings = [*peaks.values()][-1], self.settings
         if peak > budget_bytes:
-            remedy = "raise it, take a smaller batch" + ("" if self.settings.lossy else ', or allow lossy="fp8s"')
-            if isinstance(budget, str) and budget.endswith("%"):
+            remedy = "raise it, take a smaller batch" + ("" if settings.lossy else ', or allow lossy="fp8s"')
+            remedy += ' or fidelity="reassociated", with either of which segments may run again' * settings.exact
+            if isinstance(settings.budget, str) and settings.budget.endswith("%"):
                 remedy += "; a share is one of each graph's own peak, so name bytes for a model with graph breaks"
-            raise BudgetError(budget_bytes, least, remedy)
+            raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
             f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
-            f"{plain / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+            f"{self.plain_peak_bytes / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
         )
 
     def finish(self) -> None:
@@ -166,7 +185,7 @@ class Moves:
             seen.add(storage_of(node))
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
-                rows[node.name] = packing.described(node, "drop", 0, "nothing reads it any more")
+                rows[node.name] = packing.described(node, *self._gone)
         plain = {node.name for node in self._plain.values()}
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
@@ -177,6 +196,7 @@ class Moves:
         touched = {node for cone in self._cones for node in (cone.root, *cone.leaves)}
         yield from (partial(self._encode, c) for c in packing.choices(self.pair) if c.node not in touched)
         yield from (partial(self._rebuild, cone) for cone in self._cones)
+        self.pair.drop_unread()
         yield from (partial(self._encode, c) for c in packing.choices(self.pair))
 
     def _narrow_moves(self) -> Iterator[Callable[[], None]]:
@@ -213,19 +233,52 @@ def sources() -> str:
     return hashlib.sha256(VERSION.encode() + code).hexdigest()
 
 
+def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[..., Moves]) -> Moves:
+    """The moves that meet the budget on the graphs that ``made`` cuts of the joint graph, in which no more segments run
+    again than are needed; none where bits must not differ. Raises BudgetError."""
+    untouched = None if settings.exact else copy.deepcopy(joint)
+    moves = plain = made(joint)
+    budget_bytes = parse_budget(settings.budget, plain.plain_peak_bytes)
+    assert budget_bytes is not None
+    divisions = [] if untouched is None else again.divisions(plain.pair)
+    peaks = plain.within(budget_bytes)
+    kind, least = peaks.popitem()
+    for segments in divisions if least > budget_bytes else []:
+        tried = dict[int, Moves]()
+
+        def peak(count: int, segments: list[Segment] = segments, tried: dict[int, Moves] = tried) -> int:
+            tried[count] = made(again.tagged(untouched, segments[:count]), plain)
+            tried[count].all()
+            return tried[count].peak()
+
+        last = peak(len(segments))
+        least = min(least, last)
+        if last <= budget_bytes:
+            count = bisect_left(range(len(segments)), True, 1, key=lambda count: peak(count) <= budget_bytes)
+            moves, least = tried[count], tried[count].peak()
+            moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")
+            break
+    moves.met(budget_bytes, peaks | {kind: least})
+    return moves
+
+
 def cut(
     joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Settings, **words: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
     count = 0 if settings.exact else pools.rewritten(joint_graph)
-    pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
-    moves = Moves(pair, settings, tuple(words.get("static_lifetime_input_indices") or ()))
+    static = tuple(words.get("static_lifetime_input_indices") or ())
+
+    def made(graph: fx.GraphModule, plain: Moves | None = None) -> Moves:
+        pair = Pair(*compat.min_cut(graph, inputs, **words), words["num_fwd_outputs"])
+        return Moves(pair, settings, static, plain)
+
     if settings.budget is None:
-        moves.all()
+        (moves := made(joint_graph)).all()
     else:
-        moves.within(settings.budget)
-    rows = moves.rows()
+        moves = _within_budget(joint_graph, settings, made)
+    pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)
     record.write(record.GraphRecord(tuple(rows), done, notes, predicted_peak(pair), moves.plain_peak_bytes))
