@@ -35,6 +35,7 @@ from bench.networks import GPT
 from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, pools
+from gistkit.compiled.again import copied
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
 from gistkit.compiled.rebuilds import rounding
@@ -115,15 +116,6 @@ def looked_at(name: str, dtype: str, rows: int, look: Callable[..., None]) -> No
     except Exception:
         if not seen:
             raise
-
-
-def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A joint graph of its own."""
-    graph = fx.Graph()
-    result = graph.graph_copy(gm.graph, {})
-    graph.output(result)
-    graph.output_node().meta = dict(gm.graph.output_node().meta)
-    return fx.GraphModule(gm, graph)
 
 
 def plain_bytes(pair: Pair) -> int:

@@ -1,6 +1,6 @@
 """The peak of a compiled step as gistkit predicts it, beside that of the code which Inductor writes for an H200.
 
-    python -m bench.compiled_peaks [--models densenet121,vgg16] [--classes bitwise,fp8s,75%,reassociated+40%] [--batch 128]
+    python -m bench.compiled_peaks [--models densenet121,vgg16] [--classes bitwise,fp8s+75%] [--batch 128]
 
 No GPU is needed: networks, or blocks of :mod:`bench.compiled_traffic`, bf16 under autocast and with a loss, are
 lowered on fake tensors (torch 2.13, :mod:`tests.support.gpu_code`). The functions that Inductor writes are run on meta

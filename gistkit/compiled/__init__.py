@@ -2,4 +2,3 @@
 
 from gistkit.compiled.door import Backend, backend, compile, records_of, records_of_traced
 from gistkit.compiled.partitioner import Settings, cut
-from gistkit.compiled.record import GraphRecord, Kept

@@ -19,10 +19,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gistkit.compiled import compat, record
 from gistkit.compiled.partitioner import Settings, sources
-from gistkit.compiled.record import GraphRecord
 from gistkit.errors import CompileError, quoted
 from gistkit.formats import VALUE_FORMS
-from gistkit.ir import Plan
+from gistkit.ir import GraphRecord, Plan
 from gistkit.planning.cost import check_budget
 from gistkit.planning.forms import FIDELITIES
 from gistkit.runtime import WHEN_TRACED, CompressedForward, compressed_forward
@@ -173,8 +172,8 @@ def compile(
     storages, so they are made anew for the compiled graphs; the report names those with sparse forms, which graphs have
     not. ``lossy``: a format for what is kept in full otherwise.
     ``budget``: bytes, ``"12GiB"`` or ``"60%"`` of the step's predicted peak under torch.compile. As few storages change
-    as it takes for the predicted peak of each graph to fit; where nothing fits, the compilation fails with BudgetError,
-    which PyTorch shows inside its own error.
+    as it takes for the predicted peak of each graph to fit. Where all are too few, and bits may differ, backward runs
+    parts of forward again. If nothing fits, compilation fails with BudgetError, inside PyTorch's own error.
 
     Raises TypeError and ValueError for wrong arguments; CompileError for a model that gistkit.compress has compressed,
     a plan with storages on the host or sub-batches, and a release of PyTorch without what this needs.

@@ -1,17 +1,14 @@
 """The partitioner that Inductor calls: joint rewrites, PyTorch's own min-cut, then moves: rebuilds and encodings of
 what crosses, all of them or as many as a budget needs.
 
-Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made in the order
-of bytes saved for time, until the predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, then rebuilds,
-then, where a format is named, narrow floats, the largest first. Where all are too few, and bits may differ, backward
-runs segments of forward again (:mod:`gistkit.compiled.again`), as few as the budget needs.
+Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made until the
+predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, rebuilds, then narrow floats where a format is
+named. Where all are too few, and bits may differ, backward runs as few segments of forward again as are needed.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -22,7 +19,6 @@ import torch
 from torch import fx
 
 from gistkit.compiled import again, compat, edit, pools, record
-from gistkit.compiled.again import Segment
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
@@ -32,11 +28,12 @@ from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
-from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
+from gistkit.ir import GraphRecord, Kept
 from gistkit.planning.cost import parse_budget
+from gistkit.planning.segments import fewest
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
@@ -50,8 +47,7 @@ ROUNDED_SHARE = 0.9
 left out, unless a budget asks for more."""
 
 
-LOOKS = 32
-"""At most so often is the peak predicted while moves are made: 0.1 to 0.3 s each time for GPT-2, of 400 moves."""
+MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: 0.1 to 0.3 s for GPT-2
 
 
 @dataclass(frozen=True)
@@ -71,17 +67,16 @@ class Settings:
 
 
 class Moves:
-    """The moves on one pair; ``static_inputs``: indices of forward's inputs that outlive the step. ``plain``: where
-    backward of this pair runs segments again, the moves on the one where it does not.
-    ``plain_peak_bytes``: the predicted peak of a step before the moves and without such segments."""
+    """The moves on one pair; ``static``: indices of forward's inputs that outlive the step; ``plain``: where backward
+    runs segments again, those on the pair where it does not, whose peak before moves is ``plain_peak_bytes``."""
 
-    def __init__(
-        self, pair: Pair, settings: Settings, static_inputs: Sequence[int] = (), plain: Moves | None = None
-    ) -> None:
-        self.pair, self.settings = pair, settings
+    def __init__(self, pair: Pair, settings: Settings, static: Sequence[int] = (), plain: Moves | None = None) -> None:
+        self.pair, self.settings, self.reruns = pair, settings, plain is not None
         self.notes = [note for note in (settings.anew, compat.other_draws(pair.forward.graph)) if note]
         self._saved = packing.own_tensors(pair)
-        self._gone = ("recompute", 0, "backward runs its segment again") if plain else ("drop", 0, "nothing reads it any more")
+        self._gone = (
+            ("recompute", 0, "backward runs its segment again") if plain else ("drop", 0, "nothing reads it any more")
+        )
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
@@ -89,12 +84,13 @@ class Moves:
         self.plain_peak_bytes = plain.plain_peak_bytes if plain else predicted_peak(pair)
         self._rounding, self._enough_bytes, bits = None, 0.0, 64
         if settings.lossy is not None:
-            static = packing.of_parameters(pair, static_inputs)
+            follow = packing.of_parameters(pair, static)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
-            self._rounding = packing.Rounding(settings.lossy, static, least, settings.budget is not None)
+            self._rounding = packing.Rounding(settings.lossy, follow, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
-            share = ROUNDED_SHARE if settings.budget is None else 0.0
-            self._enough_bytes = share * sum(elements(n) * bits / 8 for n in self._plain.values())
+            self._enough_bytes = (
+                (settings.budget is None) * ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
+            )
         self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -105,7 +101,7 @@ class Moves:
         share, exact = TIME_SHARE if limited else float("inf"), settings.exact
         usual = USUAL_SHARE if exact and limited else share
         limits = Limits(bitwise=exact, products=limited and exact, time_share=share, usual_share=usual, bits=bits)
-        choice, cones = planned(pair, limits, static_inputs)
+        choice, cones = planned(pair, limits, static)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)
             slow = ", or not enough for their time" if limited else ""
@@ -118,21 +114,21 @@ class Moves:
             cones = [c for c in cones if not set(c.nodes) & set(c.leaves)]  # loaded by one reader, computed by another
         self._cones = readers_first(sorted(cones, key=lambda cone: -ratio[cone.root.name]))
 
-    def all(self) -> None:
+    def all(self) -> Moves:
         for cone in self._cones:
             self._rebuild(cone)
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
         for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
-            if not choice.kernels or sum(storages(packing.own_tensors(self.pair)).values()) > self._enough_bytes:
-                self._encode(choice)
-            else:
+            if choice.kernels and sum(storages(packing.own_tensors(self.pair)).values()) <= self._enough_bytes:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
+            else:
+                self._encode(choice)
+        return self
 
     def within(self, budget_bytes: int) -> dict[str, int]:
         """Make moves until the predicted peak fits, or all. The peak by the class of moves, the last one's last."""
-        step = 1 + (len(self._cones) + len(packing.choices(self.pair))) // LOOKS
-        peaks = dict[str, int]()
+        step, peaks = 1 + (len(self._cones) + len(packing.choices(self.pair))) // LOOKS, dict[str, int]()
         for kind, moves in ((self.settings.fidelity, self._exact_moves()), ("lossy", self._narrow_moves())):
             for index, move in enumerate(moves):
                 if index % step == 0 and self.peak() <= budget_bytes:
@@ -145,7 +141,7 @@ class Moves:
     def peak(self) -> int:
         """The predicted peak of a step as it is now."""
         self.pair.drop_unread()
-        return predicted_peak(self.pair)
+        return predicted_peak(self.pair, self.reruns)
 
     def met(self, budget_bytes: int, peaks: dict[str, int]) -> None:
         """Note the budget that is met. Raises BudgetError where the last of ``peaks`` is above it."""
@@ -153,12 +149,12 @@ class Moves:
         if peak > budget_bytes:
             remedy = "raise it, take a smaller batch" + ("" if settings.lossy else ', or allow lossy="fp8s"')
             remedy += ' or fidelity="reassociated", with either of which segments may run again' * settings.exact
-            if isinstance(settings.budget, str) and settings.budget.endswith("%"):
-                remedy += "; a share is one of each graph's own peak, so name bytes for a model with graph breaks"
+            share = "; a share is one of each graph's own peak, so name bytes for a model with graph breaks"
+            remedy += share if str(settings.budget).endswith("%") else ""
             raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
-            f"budget {budget_bytes / 2**20:.2f} MiB, predicted peak {peak / 2**20:.2f} MiB, under torch.compile "
-            f"{self.plain_peak_bytes / 2**20:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+            f"budget {budget_bytes / MIB:.2f} MiB, predicted peak {peak / MIB:.2f} MiB, under torch.compile "
+            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
         )
 
     def finish(self) -> None:
@@ -186,7 +182,9 @@ class Moves:
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
                 rows[node.name] = packing.described(node, *self._gone)
-        plain = {node.name for node in self._plain.values()}
+        plain = {
+            n.name for n in (*self._plain.values(), *packing.own_tensors(self.pair)) if storage_of(n) in self._plain
+        }
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
             for name, row in rows.items()
@@ -228,34 +226,28 @@ class Moves:
 
 @cache
 def sources() -> str:
-    """A digest of this room's code: graphs in PyTorch's caches hold for the code that cut them."""
-    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py")))
+    """A digest of the code that cuts graphs: those in PyTorch's caches hold for the code that cut them."""
+    here = Path(__file__).parent
+    code = b"".join(path.read_bytes() for path in sorted([*here.rglob("*.py"), *here.parent.glob("planning/*.py")]))
     return hashlib.sha256(VERSION.encode() + code).hexdigest()
 
 
 def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[..., Moves]) -> Moves:
-    """The moves that meet the budget on the graphs that ``made`` cuts of the joint graph, in which no more segments run
-    again than are needed; none where bits must not differ. Raises BudgetError."""
-    untouched = None if settings.exact else copy.deepcopy(joint)
-    moves = plain = made(joint)
-    budget_bytes = parse_budget(settings.budget, plain.plain_peak_bytes)
-    assert budget_bytes is not None
-    divisions = [] if untouched is None else again.divisions(plain.pair)
+    """The moves that meet the budget on the graphs that ``made`` cuts of the joint graph; where they are too few and
+    bits may differ, with as few segments run again as it needs. Raises BudgetError."""
+    untouched, moves = joint if settings.exact else again.copied(joint), made(joint)
+    plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes) or 0
+    divisions = [] if settings.exact else again.divisions(plain.pair)
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
     for segments in divisions if least > budget_bytes else []:
-        tried = dict[int, Moves]()
-
-        def peak(count: int, segments: list[Segment] = segments, tried: dict[int, Moves] = tried) -> int:
-            tried[count] = made(again.tagged(untouched, segments[:count]), plain)
-            tried[count].all()
-            return tried[count].peak()
-
-        last = peak(len(segments))
-        least = min(least, last)
-        if last <= budget_bytes:
-            count = bisect_left(range(len(segments)), True, 1, key=lambda count: peak(count) <= budget_bytes)
-            moves, least = tried[count], tried[count].peak()
+        moves, count = fewest(
+            segments,
+            lambda parts: made(again.tagged(untouched, parts), plain).all(),
+            lambda m: m.peak() <= budget_bytes,
+        )
+        least = min(least, moves.peak())
+        if least <= budget_bytes:
             moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")
             break
     moves.met(budget_bytes, peaks | {kind: least})
@@ -275,11 +267,11 @@ def cut(
         return Moves(pair, settings, static, plain)
 
     if settings.budget is None:
-        (moves := made(joint_graph)).all()
+        moves = made(joint_graph).all()
     else:
         moves = _within_budget(joint_graph, settings, made)
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)
-    record.write(record.GraphRecord(tuple(rows), done, notes, predicted_peak(pair), moves.plain_peak_bytes))
+    record.write(GraphRecord(tuple(rows), done, notes, predicted_peak(pair, moves.reruns), moves.plain_peak_bytes))
     return pair.forward, pair.backward

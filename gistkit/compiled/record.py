@@ -1,4 +1,4 @@
-"""What was decided for the graphs of a compiled model: pure data, for the report.
+"""What was decided for the graphs of a compiled model (:class:`gistkit.ir.GraphRecord`), on its way to the report.
 
 The partitioner writes a :class:`GraphRecord` to the collection that is open around it. A graph that comes out of
 PyTorch's caches was not partitioned here; its record then comes from a file beside gistkit's other caches."""
@@ -9,50 +9,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from gistkit.ir import GraphRecord
 from gistkit.profiling import cache_folder
-
-
-@dataclass(frozen=True)
-class Kept:
-    """One storage that plain ``torch.compile`` would keep for backward: by whom it is made, its form here, bytes before
-    and after, and why."""
-
-    name: str
-    op: str
-    shape: tuple[int, ...]
-    dtype: str
-    form: str
-    plain_bytes: int
-    kept_bytes: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class GraphRecord:
-    """One graph: its storages, rewrites before the cut with their counts, and the predicted peak of its step in bytes,
-    with the same for the cut before the moves."""
-
-    rows: tuple[Kept, ...]
-    rewrites: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()
-    peak_bytes: int = 0
-    plain_peak_bytes: int = 0
-
-    @property
-    def plain_bytes(self) -> int:
-        """Bytes between forward and backward without gistkit, for the same cut."""
-        return sum(row.plain_bytes for row in self.rows)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes between forward and backward."""
-        return sum(row.kept_bytes for row in self.rows)
-
 
 _OPEN: ContextVar[list[GraphRecord] | None] = ContextVar("gistkit_records", default=None)
 

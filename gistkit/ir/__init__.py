@@ -2,6 +2,7 @@
 
 from gistkit.ir.contract import Contract, Measured, PlannedCall, Prediction
 from gistkit.ir.forms import FORMS, KERNEL_DTYPES, NEVER, OPERATORS, RERUN, STAY, Form, zeros_left_out
+from gistkit.ir.graph_record import GraphRecord, Kept
 from gistkit.ir.plan import PLACES, REMEDY, Budget, CallChoice, Decision, Plan
 from gistkit.ir.queries import ACTV, CONCAT, CONV, KINDS, Layer, Reading, Uses, layers, numel, written_late
 from gistkit.ir.returns import (

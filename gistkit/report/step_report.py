@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gistkit.compiled import GraphRecord, Kept, records_of, records_of_traced
+from gistkit.compiled import records_of, records_of_traced
 from gistkit.errors import CompressError
+from gistkit.ir import GraphRecord, Kept
 from gistkit.report.tables import hundredths, kept_table, rendered
 from gistkit.runtime import Denser, StepStats, compressed_forward, denser
 

@@ -1,5 +1,8 @@
 """The whole partitioner on small networks, run without Inductor: bits of results, what is kept, symbolic sizes."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,7 +15,16 @@ from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.partitioner import Moves
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.split import value
-from tests.support.compiled_cases import assert_same, backend_over, case, fresh_step, loss_of, plain_step, run_edited
+from tests.support.compiled_cases import (
+    Transformer,
+    assert_same,
+    backend_over,
+    case,
+    fresh_step,
+    loss_of,
+    plain_step,
+    run_edited,
+)
 
 aten = torch.ops.aten
 SETTINGS = Settings()
@@ -129,6 +141,60 @@ def test_a_budget_takes_as_few_moves_as_it_needs():
     assert set(failed.value.inner_exception.least_bytes) == {"bitwise"}
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="name bytes for a model with graph breaks"):
         run(loss_of, model, [(x, y)], Settings(budget="1%"))
+
+
+@pytest.mark.parametrize(
+    ("words", "share", "error"),
+    [({"fidelity": "reassociated"}, 0.65, 0.0), ({"lossy": "fp8s"}, 0.6, 0.06)],
+)
+def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
+    torch.manual_seed(0)
+    model, x, y = Transformer(64, 4), torch.randn(32, 3, 16, 16), torch.arange(32) % 10
+    plain, _ = run(amp_loss, model, [(x, y)], None)
+    _, (moved,) = run(amp_loss, model, [(x, y)], Settings(**words))
+    ours, (graph,) = run(amp_loss, model, [(x, y)], Settings(budget=f"{share:.0%}", **words))
+    assert moved.peak_bytes > share * moved.plain_peak_bytes >= graph.peak_bytes
+    assert graph.plain_peak_bytes == moved.plain_peak_bytes and graph.plain_bytes == moved.plain_bytes
+    assert "recompute" in {row.form for row in graph.rows} and "segments of forward again" in graph.notes[-2]
+    for a, b in zip(plain[0], ours[0], strict=True):
+        assert (a - b).norm() <= error * b.norm()
+    if "lossy" in words:  # what a segment begins with stays as it is: rounded, all of the segment would be off
+        assert "backward runs a segment again from it" in {row.reason for row in graph.rows if row.form == "dense"}
+    else:
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match='or fidelity="reassociated"'):
+            run(amp_loss, model, [(x, y)], Settings(budget=f"{share:.0%}"))
+
+
+def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_callers_checkpoints():
+    torch.manual_seed(0)
+    model, settings = nn.Sequential(*(Layer() for _ in range(6))), Settings(fidelity="reassociated", budget="55%")
+    batches = [(torch.randn(rows, 64), torch.arange(rows)) for rows in (512, 640)]
+    plain, _ = run(drawn, model, batches, None, dynamic=True)
+    ours, (graph,) = run(drawn, model, batches, settings, dynamic=True)
+    for a, b in zip(plain, ours, strict=True):
+        assert_same(a, b)
+    assert "segments of forward again" in graph.notes[-2]
+    model[2].inner = partial(checkpoint, model[2].inner, use_reentrant=False)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="BudgetError"):
+        run(drawn, model, batches[:1], replace(settings, budget="25%"))
+
+
+class Layer(nn.Module):
+    """Two products with a dropout between, and a norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def inner(self, x):
+        return self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.1))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+
+def drawn(model, x, y):
+    return F.cross_entropy(model(x), y % 64)
 
 
 def test_the_predicted_peak_is_the_same_before_and_after_finishing():

@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from gistkit.compiled import compat
 from gistkit.compiled.forms import bits
 from gistkit.compiled.forms.narrow import Cast, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.readers import readers, reads_memory
-from gistkit.compiled.record import Kept
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
 from gistkit.formats import SCALE_BLOCK
+from gistkit.ir import Kept
 
 aten, prims = torch.ops.aten, torch.ops.prims
 LEAST_ROUNDED = 4096
@@ -132,10 +133,11 @@ def stays_exact(pair: Pair, node: fx.Node, rounding: Rounding) -> str | None:
     """Why a saved tensor is not rounded, None where it may be."""
     if value(node).dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return "no float"
-    if elements(node) < LEAST_ROUNDED:
-        return f"fewer than {LEAST_ROUNDED} elements"
-    if node in rounding.static:
-        return "follows from parameters alone"
+    if elements(node) < LEAST_ROUNDED or node in rounding.static:
+        small = elements(node) < LEAST_ROUNDED
+        return f"fewer than {LEAST_ROUNDED} elements" if small else "follows from parameters alone"
+    if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:  # rounded, all of the segment would be off
+        return "backward runs a segment again from it"
     if node in pair.whole_of.values():  # decoded in each norm's backward, the gradients' sum would be stored in fp32
         return "others are read as parts of it"
     if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore

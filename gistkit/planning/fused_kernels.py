@@ -1,0 +1,111 @@
+"""The most bytes alive at a kernel of a compiled graph, in the order in which Inductor runs those that it fuses.
+
+A buffer is freed behind the last kernel that reads it; a pointwise kernel that reads one of its size for the last time
+writes to that. Pure data: :mod:`gistkit.compiled.memory` describes the kernels."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection
+from typing import NamedTuple
+
+_SMALL, _NEAR = 6, 32  # what joins kernels is more than a 64th of the largest tensor; they are no further apart
+
+
+class Kernel(NamedTuple):
+    """A kernel: the storages that it writes, with their bytes, and reads. ``pointwise``: it makes as many elements as
+    it reads. ``fusible``: Inductor writes it itself. ``joined``: others are in it, so it overwrites no operand."""
+
+    made: dict[int, int]
+    reads: frozenset[int]
+    pointwise: bool = False
+    fusible: bool = False
+    joined: bool = False
+
+
+def peak(
+    kernels: list[Kernel], start: dict[int, int], stay: Collection[int], elsewhere: Collection[int] = (),
+    joins: bool = False,
+) -> int:  # fmt: skip
+    """The most bytes alive at a kernel: ``start`` is there from the beginning, ``stay`` to the end, ``elsewhere`` is
+    counted by the caller. Without it the kernels are forward's, whose inputs are not freed: the caller holds them.
+    ``joins``: kernels side by side are looked for that run as one. It matters where operands are made in between, as by
+    operators that run again; elsewhere it would put peaks as much too high as they are too low without."""
+    inputs_stay = not elsewhere
+    kernels = _ordered(_joined(kernels, start) if joins else kernels, {} if inputs_stay else start)
+    last = {key: place for place, kernel in enumerate(kernels) for key in (*kernel.made, *kernel.reads)}
+    ends: dict[int, list[int]] = {}
+    for key, place in last.items():
+        if key not in stay and not (inputs_stay and key in start):
+            ends.setdefault(place, []).append(key)
+    alive, before = dict(start), frozenset[int]()
+    total = most = sum(alive.values())
+    for place, kernel in enumerate(kernels):
+        made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
+        freed = ends.get(place, ())
+        if kernel.pointwise and not kernel.joined:
+            # overwrites an operand, but none that the kernel before, fused with it, reads
+            own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
+            total -= next(own, 0)
+        before = kernel.reads
+        alive |= made
+        total += sum(made.values())
+        most = max(most, total)
+        for key in freed:
+            total -= alive.pop(key, 0)
+    return most
+
+
+def _ordered(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
+    """The kernels in an order of less memory, as Inductor looks for: in forward, what makes less than it reads, as a
+    mask, right behind that; what nothing else waits for and takes more than what it is made of, as casts of gradients,
+    at the end. ``start``: in backward, what can be freed from the beginning on."""
+    size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
+    awaited: set[int] = set()
+    late = set()
+    for i, kernel in reversed([*enumerate(kernels)]):
+        if awaited.isdisjoint(kernel.made) and sum(kernel.made.values()) > sum(size.get(k, 0) for k in kernel.reads):
+            late.add(i)
+        else:
+            awaited |= kernel.reads
+    places: dict[int, tuple[int, ...]] = {}
+    found: list[tuple[tuple[int, ...], int]] = []
+    for i, kernel in enumerate(kernels):
+        place = (len(kernels), i) if i in late else (i,)
+        sources = [key for key in kernel.reads if key in places]
+        if place == (i,) and not start and kernel.fusible and any(sum(kernel.made.values()) < size[s] for s in sources):
+            place = (*max(places[key] for key in sources), i)
+        places.update(dict.fromkeys(kernel.made, place))
+        found.append((place, i))
+    return [kernels[i] for _, i in sorted(found)]
+
+
+def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
+    """The kernels, some in one, at the last one's place, as Inductor fuses those of one size that read a tensor as
+    large as any of theirs and do not wait for each other: the gradients of both norms behind a residual sum."""
+    size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
+    largest = [max((size.get(key, 0) for key in k.reads), default=0) for k in kernels]
+    least, maker, behind = max(largest, default=0) >> _SMALL, dict[int, int](), list[int]()
+    found: list[Kernel | None] = list(kernels)
+    for j, kernel in enumerate(kernels):
+        sources = {maker[key] for key in kernel.reads if key in maker}
+        behind.append(functools.reduce(operator.or_, (behind[s] | 1 << s for s in sources), 0))
+        maker |= dict.fromkeys(kernel.made, j)
+        for i in range(j - 1, max(-1, j - _NEAR), -1) if kernel.fusible and largest[j] > least else ():
+            other = found[i]
+            if other is None or not other.fusible or behind[j] >> i & 1 or largest[i] != largest[j]:
+                continue
+            shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
+            if shared == largest[j] and sum(other.made.values()) == sum(kernels[j].made.values()):
+                kernel = kernel._replace(made=other.made | kernel.made, reads=other.reads | kernel.reads, joined=True)
+                found[i], found[j] = None, kernel
+                behind[j] |= behind[i]
+    order, missing, waiting = list[Kernel](), set(maker), list[Kernel]()
+    for kernel in filter(None, found):  # what reads a kernel that was joined to a later one comes behind that
+        later, waiting = [*waiting, kernel], []
+        for k in later:
+            ready = not any(key in missing and key not in k.made for key in k.reads)
+            (order if ready else waiting).append(k)
+            missing.difference_update(k.made if ready else ())
+    return order
