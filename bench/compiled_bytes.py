@@ -35,12 +35,12 @@ from bench.networks import GPT
 from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, pools
-from gistkit.compiled.again import copied
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
 from gistkit.compiled.rebuilds import rounding
 from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
 from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
+from gistkit.compiled.recompute import copied
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
 
 TIMM = {

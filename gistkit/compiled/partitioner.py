@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import again, compat, edit, pools, record
+from gistkit.compiled import compat, edit, pools, recompute, record
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
@@ -45,7 +45,7 @@ _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch
 ROUNDED_SHARE = 0.9
 """Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
 left out, unless a budget asks for more."""
-MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: 0.1 to 0.3 s for GPT-2
+MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: up to 0.3 s for GPT-2
 
 
 @dataclass(frozen=True)
@@ -233,17 +233,15 @@ def sources() -> str:
 def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[..., Moves]) -> Moves:
     """The moves that meet the budget on the graphs that ``made`` cuts of the joint graph; where they are too few and
     bits may differ, with as few segments run again as it needs. Raises BudgetError."""
-    untouched, moves = joint if settings.exact else again.copied(joint), made(joint)
-    plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes) or 0
-    divisions = [] if settings.exact else again.divisions(plain.pair)
+    untouched, moves = joint if settings.exact else recompute.copied(joint), made(joint)
+    plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes)
+    assert budget_bytes is not None
+    divisions = [] if settings.exact else recompute.divisions(plain.pair)
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
+    graph_of = partial(recompute.tagged, untouched)
     for segments in divisions if least > budget_bytes else []:
-        moves, count = fewest(
-            segments,
-            lambda parts: made(again.tagged(untouched, parts), plain).all(),
-            lambda m: m.peak() <= budget_bytes,
-        )
+        moves, count = fewest(segments, lambda s: made(graph_of(s), plain).all(), lambda m: m.peak() <= budget_bytes)
         least = min(least, moves.peak())
         if least <= budget_bytes:
             moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")

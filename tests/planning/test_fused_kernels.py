@@ -15,9 +15,8 @@ def test_kernels_that_read_one_tensor_run_together():
     assert peak(kernels, {gradient: 100}, {5, 6}, {99}, joins=True) == 500
     assert peak(kernels, {gradient: 100}, {5, 6}, {99}) == 201
     apart = [k._replace(reads=k.reads - {gradient}) for k in kernels]
-    assert (
-        peak(apart, {gradient: 100}, {5, 6}, {99}) == 202
-    )  # the second norm's input is made where the first result is freed
+    # the second norm's input is made where the first result is freed
+    assert peak(apart, {gradient: 100}, {5, 6}, {99}, joins=True) == 202
 
 
 def test_kernels_that_wait_for_each_other_stay_apart():

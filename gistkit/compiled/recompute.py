@@ -43,10 +43,10 @@ def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule
     graph = copied(joint)
     named = {node.name: node for node in graph.graph.nodes}
     for number, segment in enumerate(segments):
-        saved = {origin(behind_views(named[name])) for name in segment.saved if name in named}
+        saved = {origin(behind_views(named[name])) for name in segment.saved}
         for node in saved:  # of several results each that is read is saved, as the operator does not run again
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        for node in (named[name] for name in segment.operators if name in named):
+        for node in map(named.__getitem__, segment.operators):
             made = origin(node)
             stays = torch.Tag.nondeterministic_seeded in getattr(made.target, "tags", ()) or "c10d" in str(made.target)
             stays |= is_tensor(node) and value(node).dtype == torch.bool  # a dropout's mask, less than its numbers
