@@ -43,12 +43,19 @@ def checkpointed(model: nn.Module) -> Callable[..., Any]:
     for layer in model.modules():
         if isinstance(layer, nn.TransformerEncoderLayer):
             vars(layer)["forward"] = partial(checkpoint, layer.forward, use_reentrant=False)
-    for sequence in model.children():
-        if isinstance(sequence, nn.Sequential):
-            parts = _segments(sequence)
-            if len(parts) > 1:
-                vars(sequence)["forward"] = partial(_run_segments, parts)
+    _checkpoint_sequences(model)
     return model
+
+
+def _checkpoint_sequences(model: nn.Module) -> None:
+    """Those among the model's children; where none is one, as around a model with its loss, among the children's."""
+    sequences = [child for child in model.children() if isinstance(child, nn.Sequential)]
+    for sequence in sequences:
+        parts = _segments(sequence)
+        if len(parts) > 1:
+            vars(sequence)["forward"] = partial(_run_segments, parts)
+    for child in () if sequences else model.children():
+        _checkpoint_sequences(child)
 
 
 def _segments(sequence: nn.Sequential) -> list[nn.Module]:

@@ -48,13 +48,13 @@ def loss(model, x):
 
 @pytest.fixture
 def kernels(monkeypatch):
-    """The kernels of forward and backward, by width and settings."""
+    """The kernels of backward, by width and settings."""
     gpu_code.pretend_gpu(monkeypatch)
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
 
     def of(width, settings):
         with norms_in_fp32():
-            return gpu_code.kernels(lambda: stream(width), loss, Partitioner(settings))
+            return gpu_code.kernels(lambda: stream(width), loss, Partitioner(settings), forward=False)[1]
 
     return of
 
@@ -67,7 +67,7 @@ def kernels(monkeypatch):
 def test_a_norms_backward_writes_its_output_again(kernels, settings, width, again):
     """The weight's gradient behind it reads that; a kernel of its own would read what the norm's backward reads. With
     codes to decode it is one of its own."""
-    _, backward = kernels(width, settings)
+    backward = kernels(width, settings)
     norms = [text for text in backward if "RSPLIT_SIZE" in text]
     assert ([text.count("tl.store(") for text in norms].count(4) >= 1) == again  # two sums, two tensors
     apart = sum(f"% {width}" in text for text in backward if text.startswith("pointwise"))
@@ -87,7 +87,7 @@ def test_norms_of_a_stream_in_fp32_have_one_kernel_each(monkeypatch, settings):
         return nn.Sequential(*(Mlp(384) for _ in range(4)), nn.LayerNorm(384)), x
 
     with norms_in_fp32():
-        _, backward = gpu_code.kernels(make, loss, Partitioner(settings))
+        _, backward = gpu_code.kernels(make, loss, Partitioner(settings), forward=False)
     norms = [text for text in backward if "RSPLIT_SIZE" in text]
     assert norms and all(text.count("tl.load(") <= 10 for text in norms)
     divided = [text for text in backward if text.startswith("pointwise") and repr(1 / 384) in text]

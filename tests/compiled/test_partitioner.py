@@ -144,11 +144,11 @@ def test_a_budget_takes_as_few_moves_as_it_needs():
 
 @pytest.mark.parametrize(
     ("words", "share", "error"),
-    [({"fidelity": "reassociated"}, 0.65, 0.0), ({"lossy": "fp8s"}, 0.6, 0.06)],  # fp8: at most 2**-4 an element
+    [({"fidelity": "reassociated"}, 0.7, 0.0), ({"lossy": "fp8s"}, 0.7, 0.06)],  # fp8: at most 2**-4 an element
 )
 def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
     torch.manual_seed(0)
-    model, x, y = Transformer(64, 4), torch.randn(32, 3, 16, 16), torch.arange(32) % 10
+    model, x, y = Transformer(64, 2), torch.randn(32, 3, 16, 16), torch.arange(32) % 10
     plain, _ = run(amp_loss, model, [(x, y)], None)
     _, (moved,) = run(amp_loss, model, [(x, y)], Settings(**words))
     ours, (graph,) = run(amp_loss, model, [(x, y)], Settings(budget=f"{share:.0%}", **words))
@@ -166,7 +166,7 @@ def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
 
 def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_callers_checkpoints():
     torch.manual_seed(0)
-    model, settings = nn.Sequential(*(Layer() for _ in range(6))), Settings(fidelity="reassociated", budget="55%")
+    model, settings = nn.Sequential(*(Layer() for _ in range(5))), Settings(fidelity="reassociated", budget="60%")
     batches = [(torch.randn(rows, 64), torch.arange(rows)) for rows in (512, 640)]
     plain, _ = run(drawn, model, batches, None, dynamic=True)
     ours, (graph,) = run(drawn, model, batches, settings, dynamic=True)

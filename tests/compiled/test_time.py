@@ -64,11 +64,15 @@ class Perceptron(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def net_of(kind, rows):
+def net_of(kind, rows, blocks=1):
     torch.manual_seed(3)
     if kind == "bottleneck":
-        blocks = nn.Conv2d(3, 32, 3, padding=1, bias=False), Bottleneck(), Bottleneck(), nn.AdaptiveAvgPool2d(1)
-        model = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32, 10))
+        parts = (
+            nn.Conv2d(3, 32, 3, padding=1, bias=False),
+            *(Bottleneck() for _ in range(blocks)),
+            nn.AdaptiveAvgPool2d(1),
+        )
+        model = nn.Sequential(*parts, nn.Flatten(), nn.Linear(32, 10))
         x = torch.randn(rows, 3, 16, 16).to(memory_format=torch.channels_last)
     else:
         model = nn.Sequential(nn.Linear(48, 32), Perceptron(), Perceptron(), nn.Linear(32, 10))
@@ -108,7 +112,8 @@ def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, 
 def test_decoders_are_within_the_kernels_that_read(monkeypatch):
     gpu_code.pretend_gpu(monkeypatch)
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
-    _, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256), amp_loss, Partitioner(Settings(lossy="fp8s")))
+    partitioner = Partitioner(Settings(lossy="fp8s"))
+    _, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256, 2), amp_loss, partitioner, forward=False)
     decoding = [text for text in backward if ".to(tl.float32, bitcast=True)" in text]
     assert len(set(decoding) & set(gpu_code.reductions(backward))) >= 2  # the norms' sums read codes
     assert all(text.count("tl.load(") > 2 for text in decoding)  # none of them decodes alone

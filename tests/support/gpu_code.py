@@ -64,20 +64,22 @@ def _format_of_a_convolution(x, weight, _):
     return torch.channels_last if last else torch.contiguous_format
 
 
-def kernels(make, loss, partitioner=None):
+def kernels(make, loss, partitioner=None, *, forward=True):
     """The kernels of forward and those of backward of ``loss(*make())``, each as text without names of its own."""
-    return tuple(map(_texts, sources(make, loss, partitioner)))
+    return tuple(map(_texts, sources(make, loss, partitioner, forward=forward)))
 
 
-def sources(make, loss, partitioner=None):
-    """The code of forward and of backward of ``loss(*make())``, as Inductor writes it."""
+def sources(make, loss, partitioner=None, *, forward=True):
+    """The code of forward and of backward of ``loss(*make())``, as Inductor writes it. ``forward``: whether that of
+    forward is written, else it is empty; it takes a third of the time."""
     found = {}
 
     def lower(graph, example_inputs, is_backward=False, **_):
         mode = next(v for n in graph.graph.nodes if (v := n.meta.get("val")) is not None and hasattr(v, "fake_mode"))
         compile_fx.view_to_reshape(graph)
         graph.recompile()
-        code, strides = _code(copy.deepcopy(graph), example_inputs, mode.fake_mode, is_backward)
+        written = forward or is_backward
+        code, strides = _code(copy.deepcopy(graph), example_inputs, mode.fake_mode, is_backward, written)
         found[is_backward] = code
         if not is_backward:  # so that backward's inputs are laid out as forward's outputs are
             TracingContext.get().output_strides.extend(strides)
@@ -102,7 +104,7 @@ def reductions(texts):
     return [text for text in texts if "reduction" in text.splitlines()[0]]
 
 
-def _code(graph, inputs, mode, is_backward):
+def _code(graph, inputs, mode, is_backward, written):
     with V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
         FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*inputs)
         compile_fx.record_original_output_strides(graph)
@@ -117,7 +119,7 @@ def _code(graph, inputs, mode, is_backward):
         lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
-            code = lowering.codegen()[0]
+            code = lowering.codegen()[0] if written else ""
             strides = [_strides(x) for x in lowering.graph_outputs]
     return getattr(code, "value", code), strides
 
