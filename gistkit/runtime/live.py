@@ -128,7 +128,8 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        given = () if func in _FRESH_INPUT else map(self._storage, tensors_in((args, kwargs)))
+        operands = [*tensors_in(args), *(tensors_in(kwargs) if kwargs else ())]
+        given = () if func in _FRESH_INPUT else map(self._storage, operands)
         outside = {s._cdata for s in given if s is not None}  # their views do not count, unless they do themselves
         result = func(*args, **kwargs)
         with self._lock:
@@ -136,7 +137,7 @@ class LiveBytes(TorchDispatchMode):
                 self._count(tensor, outside)
             schema = getattr(func, "_schema", None)
             if schema is None or schema.is_mutable:
-                self._grown(tensors_in((args, kwargs)))
+                self._grown(operands)
             if self._keeps_timeline or self._most_bytes > self._peak_bytes:
                 self._peak_bytes = max(self._peak_bytes, self._poll())
             if self._keeps_timeline:
