@@ -6,7 +6,8 @@
 kept bytes are the model's own. ``gpt2-loss`` and ``llama-loss`` have the loss in their forward, as Hugging Face's
 models: it is in the graph then, and of the logits bf16 stays where the eager loss outside keeps fp32. Columns of a row:
 
-* ``step_ms``: the median of three runs of steps without a synchronisation among them, by their number.
+* ``step_ms``: the median of runs of steps without a synchronisation among them, by their number. Of these and of
+  ``host_ms`` those on a quiet core count (:mod:`bench.pace`), ``quiet_runs`` of ``runs``; ``loop_ms``: its pace.
 * ``host_ms``: what the host takes to issue a step.
 * ``kept_mib``, ``peak_mib``: the CUDA allocator's, less what the step began with. ``whole_peak_mib``: with parameters,
   buffers and batch; ``predicted_peak_mib``: what gistkit's graphs said of it.
@@ -34,7 +35,6 @@ import argparse
 import gc
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -52,6 +52,7 @@ from torch import nn
 import gistkit
 from bench.alone import alone
 from bench.networks import GPT, Llama
+from bench.pace import Timings
 from bench.rows import beside, environment, utc
 from bench.training import network
 from bench.variants import checkpointed
@@ -64,7 +65,7 @@ MODELS = (
 )  # fmt: skip
 CONFS = ("bf16", "fp32")
 BATCH, TOKENS, LENGTH = 128, 50304, 512
-WARM_UP, TIMED, RUNS = 5, 10, 3
+WARM_UP, TIMED, RUNS = 5, 10, 5
 BUDGETS = "70%", "60%", "50%", "40%", "30%"
 NAMED = 8
 SLEEP_CYCLES = 2_000_000_000
@@ -229,19 +230,20 @@ class Run:
         return {"loss": loss.clone(), **named}
 
     def times(self) -> dict[str, float]:
-        """Steps that do not wait for each other, and the host's share of one."""
+        """Steps that do not wait for each other, and the host's share of one, both on a quiet core where it was one."""
         for _ in range(WARM_UP):
             self.step()
-        runs = [self.seconds(lambda: [self.step() for _ in range(self.steps)]) for _ in range(RUNS)]
-        found = {"step_ms": 1e3 * statistics.median(runs) / self.steps}
         self.drain()
-        if self.device == "cuda":
-            torch.cuda._sleep(SLEEP_CYCLES)
-        begun = time.perf_counter()
-        self.step()  # one: more of them would fill the queue of launches, and wait
-        found["host_ms"] = 1e3 * (time.perf_counter() - begun)
-        self.drain()
-        return found
+        steps, hosts = Timings(), Timings()
+        for _ in range(RUNS):
+            steps.take(lambda: self.seconds(lambda: [self.step() for _ in range(self.steps)]))
+        for _ in range(RUNS):
+            if self.device == "cuda":
+                torch.cuda._sleep(SLEEP_CYCLES)
+            hosts.take(self.step)  # one: more of them would fill the queue of launches, and wait
+            self.drain()
+        paces = {name: steps.figures[name] for name in ("quiet_runs", "runs", "loop_ms")}
+        return {"step_ms": 1e3 * steps.median / self.steps, "host_ms": 1e3 * hosts.median, **paces}
 
     def memory(self) -> dict[str, float]:
         """Bytes kept when the forward ends, and the peak, less what was there before."""

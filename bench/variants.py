@@ -37,7 +37,7 @@ def _compressed(model: nn.Module, **settings: Any) -> nn.Module:
 
 def checkpointed(model: nn.Module) -> Callable[..., Any]:
     """Recompute in backward: each residual block of a stage, each run of layers up to a max-pool of a chain, eight runs
-    of a model that is one long sequence, each layer of a transformer."""
+    of a model that is one long sequence, each layer of a transformer and each module of a list."""
     if isinstance(model, nn.Sequential) and len(model) > RUNS:
         return lambda x: checkpoint_sequential(model, RUNS, x, use_reentrant=False)
     for layer in model.modules():
@@ -49,11 +49,15 @@ def checkpointed(model: nn.Module) -> Callable[..., Any]:
 
 def _checkpoint_sequences(model: nn.Module) -> None:
     """Those among the model's children; where none is one, as around a model with its loss, among the children's."""
-    sequences = [child for child in model.children() if isinstance(child, nn.Sequential)]
+    sequences = [child for child in model.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
     for sequence in sequences:
-        parts = _segments(sequence)
-        if len(parts) > 1:
-            vars(sequence)["forward"] = partial(_run_segments, parts)
+        if isinstance(sequence, nn.Sequential):
+            parts = _segments(sequence)
+            if len(parts) > 1:
+                vars(sequence)["forward"] = partial(_run_segments, parts)
+        else:
+            for part in sequence:
+                vars(part).setdefault("forward", partial(checkpoint, part.forward, use_reentrant=False))
     for child in () if sequences else model.children():
         _checkpoint_sequences(child)
 
