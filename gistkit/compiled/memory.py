@@ -22,6 +22,7 @@ _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat
             "aten.index_put.default")  # fmt: skip
 """Operators that write a buffer and compute their operands within the same kernel."""
 _UNWRITTEN = "prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default"
+_FUSIBLE: dict[object, bool] = {}
 _SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
 
 
@@ -42,8 +43,7 @@ def predicted_peak(pair: Pair, reruns: bool = False) -> int:
 def _kernels(graph: fx.Graph, stay: set[int]) -> list[Kernel]:
     """The kernels of a graph. ``loads``: the storages that a reader of a node loads; ``counted``: the same as Inductor
     counts them, a decoder as one."""
-    loads: dict[fx.Node, frozenset[int]] = {}
-    counted: dict[fx.Node, frozenset[int]] = {}
+    loads, counted = dict[fx.Node, frozenset[int]](), dict[fx.Node, frozenset[int]]()
     order = {node: i for i, node in enumerate(graph.nodes)}
     kernels: dict[tuple[int, int], Kernel] = {}
     for node in graph.nodes:
@@ -74,8 +74,10 @@ def _kernels(graph: fx.Graph, stay: set[int]) -> list[Kernel]:
 
 def _is_fusible(node: fx.Node) -> bool:
     """Whether Inductor itself writes the kernel of a node, which computes the operands too."""
-    own = str(node.target).startswith("gistkit.") and node.target is not torch.ops.gistkit.convolved.default
-    return own or str(node.target) in _WRITTEN or compat.operators().is_fusible(node)
+    if node.target not in _FUSIBLE:
+        own = str(node.target).startswith("gistkit.") and node.target is not torch.ops.gistkit.convolved.default
+        _FUSIBLE[node.target] = own or str(node.target) in _WRITTEN or compat.operators().is_fusible(node)
+    return _FUSIBLE[node.target]
 
 
 def _is_pointwise(node: fx.Node) -> bool:
