@@ -2,7 +2,7 @@
 
     python -m bench.predictions --out bench/results/NAME.jsonl [--max-s 200]
     python -m bench.predictions --out ... --models vgg16 --rows 256 --budgets 12GiB --channels-last --rivals
-    python -m bench.table docs/planner.md bench/results/NAME.jsonl
+    python -m bench.table docs/budgets.md bench/results/NAME.jsonl
 
 Four networks are planned under every policy, within a share of plain PyTorch's peak, or without a budget where the
 policy has no plan within it, and ``gistkit.step`` runs the plan: forward, loss and backward. ``graph:optimal``,
