@@ -230,7 +230,7 @@ class Run:
         return {"loss": loss.clone(), **named}
 
     def times(self) -> dict[str, float]:
-        """Steps that do not wait for each other, and the host's share of one, both on a quiet core where it was one."""
+        """Steps that do not wait for each other, and the host's share of one. Timings on a quiet core count."""
         for _ in range(WARM_UP):
             self.step()
         self.drain()

@@ -48,7 +48,8 @@ def checkpointed(model: nn.Module) -> Callable[..., Any]:
 
 
 def _checkpoint_sequences(model: nn.Module) -> None:
-    """Those among the model's children; where none is one, as around a model with its loss, among the children's."""
+    """Checkpoint the sequences and lists among the model's children. Where there are none, as in a model that wraps
+    another with its loss, those among the children's children."""
     sequences = [child for child in model.children() if isinstance(child, nn.Sequential | nn.ModuleList)]
     for sequence in sequences:
         if isinstance(sequence, nn.Sequential):

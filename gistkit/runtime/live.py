@@ -128,7 +128,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        operands = [*tensors_in(args), *(tensors_in(kwargs) if kwargs else ())]
+        operands = [*tensors_in(args), *tensors_in(kwargs)]
         given = () if func in _FRESH_INPUT else map(self._storage, operands)
         outside = {s._cdata for s in given if s is not None}  # their views do not count, unless they do themselves
         result = func(*args, **kwargs)

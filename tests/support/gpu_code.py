@@ -71,7 +71,7 @@ def kernels(make, loss, partitioner=None, *, forward=True):
 
 def sources(make, loss, partitioner=None, *, forward=True):
     """The code of forward and of backward of ``loss(*make())``, as Inductor writes it. ``forward``: whether that of
-    forward is written, else it is empty; it takes a third of the time."""
+    forward is written; else it is empty."""
     found = {}
 
     def lower(graph, example_inputs, is_backward=False, **_):
