@@ -9,6 +9,7 @@ named. Where all are too few, and bits may differ, backward runs as few segments
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,7 +34,7 @@ from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import GraphRecord, Kept
 from gistkit.planning.cost import parse_budget
-from gistkit.planning.segments import fewest
+from gistkit.planning.segments import Operator, Search, Segment, described
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
@@ -141,6 +142,13 @@ class Moves:
         self.pair.drop_unread()
         return predicted_peak(self.pair, self.reruns)
 
+    def operators(self) -> list[Operator]:
+        """Forward's operators, with what is kept of each before all moves and now."""
+        named, stays = {node.name: node for node in self.pair.forward.graph.nodes}, Counter[int]()
+        for row in self.rows():
+            stays[storage_of(named[row.name])] += row.kept_bytes
+        return recompute.operators(self.pair, storages(self._plain.values()), stays)
+
     def met(self, budget_bytes: int, peaks: dict[str, int]) -> None:
         """Note the budget that is met. Raises BudgetError where the last of ``peaks`` is above it."""
         peak, settings = [*peaks.values()][-1], self.settings
@@ -236,16 +244,19 @@ def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[...
     untouched, moves = joint if settings.exact else recompute.copied(joint), made(joint)
     plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes)
     assert budget_bytes is not None
-    divisions = [] if settings.exact else recompute.divisions(plain.pair)
+
+    def again(segments: list[Segment]) -> Moves:
+        moves = made(recompute.tagged(untouched, segments), plain)
+        moves.notes.append(f"backward runs {described(segments, operators)}")
+        return moves.all()
+
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
-    graph_of = partial(recompute.tagged, untouched)
-    for segments in divisions if least > budget_bytes else []:
-        moves, count = fewest(segments, lambda s: made(graph_of(s), plain).all(), lambda m: m.peak() <= budget_bytes)
-        least = min(least, moves.peak())
-        if least <= budget_bytes:
-            moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")
-            break
+    operators = [] if settings.exact or least <= budget_bytes else plain.operators()
+    if operators:
+        search = Search(operators, budget_bytes, sum(storages(plain.pair.inputs).values()), least)
+        moves = search.fewest(again, Moves.peak) or plain
+        least = search.peak_bytes if moves is plain else moves.peak()
     moves.met(budget_bytes, peaks | {kind: least})
     return moves
 

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.rebuilds.rounding import behind_views
-from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, storages, value
-from gistkit.planning.segments import Operator, Segment, segments
-
-FACTORS = 2, 4, 8, 16  # how many times what crosses behind a segment plain torch.compile keeps of it, at least
+from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, value
+from gistkit.planning.segments import Operator, Segment
 
 
-def divisions(pair: Pair) -> list[list[Segment]]:
-    """Forward in segments, at each of ``FACTORS``. None where the caller's checkpoints run something again."""
-    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and not is_number(n)]
+def operators(pair: Pair, kept: dict[Any, int], stays: dict[Any, int]) -> list[Operator]:
+    """Forward's operators; ``kept`` and ``stays``: bytes by storage, which are taken out. Empty where the caller's
+    checkpoints run something again."""
+    needed = {node for node in pair.outputs if isinstance(node, fx.Node)}
+    for node in reversed(pair.forward.graph.nodes):  # the others are made for backward alone, as a weight's transpose
+        if node in needed or (node.op == "call_function" and node.is_impure()):
+            needed |= {node, *node.all_input_nodes}
+    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and n in needed and not is_number(n)]
     if any(str(node.meta.get("recompute")).endswith("RECOMPUTE") for node in nodes):
         return []
-    places, kept, operators = {n: i for i, n in enumerate(nodes)}, storages(own_tensors(pair)), list[Operator]()
+    places, found = {n: i for i, n in enumerate(nodes)}, list[Operator]()
     for node in nodes:
         storage, size = (storage_of(node), storage_bytes(node)) if is_tensor(node) else (None, 0)
         last = max((places[user] for user in node.users if user in places), default=-1)
-        operators.append(Operator(node.name, storage, size, storage in kept, last))
-    return [found for factor in FACTORS if (found := segments(operators, factor))]
+        found.append(Operator(node.name, storage, size, kept.pop(storage, 0), stays.pop(storage, 0), last))
+    return found
 
 
 def copied(joint: fx.GraphModule) -> fx.GraphModule:
