@@ -9,7 +9,6 @@ named. Where all are too few, and bits may differ, backward runs as few segments
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -34,7 +33,7 @@ from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import GraphRecord, Kept
 from gistkit.planning.cost import parse_budget
-from gistkit.planning.segments import Operator, Search, Segment, described
+from gistkit.planning.segments import fewest
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
@@ -142,13 +141,6 @@ class Moves:
         self.pair.drop_unread()
         return predicted_peak(self.pair, self.reruns)
 
-    def operators(self) -> list[Operator]:
-        """Forward's operators, with what is kept of each before all moves and now."""
-        named, stays = {node.name: node for node in self.pair.forward.graph.nodes}, Counter[int]()
-        for row in self.rows():
-            stays[storage_of(named[row.name])] += row.kept_bytes
-        return recompute.operators(self.pair, storages(self._plain.values()), stays)
-
     def met(self, budget_bytes: int, peaks: dict[str, int]) -> None:
         """Note the budget that is met. Raises BudgetError where the last of ``peaks`` is above it."""
         peak, settings = [*peaks.values()][-1], self.settings
@@ -188,9 +180,8 @@ class Moves:
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
                 rows[node.name] = packing.described(node, *self._gone)
-        plain = {
-            n.name for n in (*self._plain.values(), *packing.own_tensors(self.pair)) if storage_of(n) in self._plain
-        }
+        nodes = *self._plain.values(), *packing.own_tensors(self.pair)
+        plain = {n.name for n in nodes if storage_of(n) in self._plain}
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
             for name, row in rows.items()
@@ -244,19 +235,16 @@ def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[...
     untouched, moves = joint if settings.exact else recompute.copied(joint), made(joint)
     plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes)
     assert budget_bytes is not None
-
-    def again(segments: list[Segment]) -> Moves:
-        moves = made(recompute.tagged(untouched, segments), plain)
-        moves.notes.append(f"backward runs {described(segments, operators)}")
-        return moves.all()
-
+    divisions = [] if settings.exact else recompute.divisions(plain.pair)
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
-    operators = [] if settings.exact or least <= budget_bytes else plain.operators()
-    if operators:
-        search = Search(operators, budget_bytes, sum(storages(plain.pair.inputs).values()), least)
-        moves = search.fewest(again, Moves.peak) or plain
-        least = search.peak_bytes if moves is plain else moves.peak()
+    graph_of = partial(recompute.tagged, untouched)
+    for segments in divisions if least > budget_bytes else []:
+        moves, count = fewest(segments, lambda s: made(graph_of(s), plain).all(), lambda m: m.peak() <= budget_bytes)
+        least = min(least, moves.peak())
+        if least <= budget_bytes:
+            moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")
+            break
     moves.met(budget_bytes, peaks | {kind: least})
     return moves
 
@@ -273,10 +261,7 @@ def cut(
         pair = Pair(*compat.min_cut(graph, inputs, **words), words["num_fwd_outputs"])
         return Moves(pair, settings, static, plain)
 
-    if settings.budget is None:
-        moves = made(joint_graph).all()
-    else:
-        moves = _within_budget(joint_graph, settings, made)
+    moves = made(joint_graph).all() if settings.budget is None else _within_budget(joint_graph, settings, made)
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

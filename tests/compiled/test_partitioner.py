@@ -154,7 +154,7 @@ def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
     ours, (graph,) = run(amp_loss, model, [(x, y)], Settings(budget=f"{share:.0%}", **words))
     assert moved.peak_bytes > share * moved.plain_peak_bytes >= graph.peak_bytes
     assert graph.plain_peak_bytes == moved.plain_peak_bytes and graph.plain_bytes == moved.plain_bytes
-    assert "recompute" in {row.form for row in graph.rows} and "operators of forward again" in graph.notes[-2]
+    assert "recompute" in {row.form for row in graph.rows} and "segments of forward again" in graph.notes[-2]
     for a, b in zip(plain[0], ours[0], strict=True):
         assert (a - b).norm() <= error * b.norm()
     if "lossy" in words:  # what a segment begins with stays as it is: rounded, all of the segment would be off
@@ -172,11 +172,11 @@ def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_c
     ours, (graph,) = run(drawn, model, batches, settings, dynamic=True)
     for a, b in zip(plain, ours, strict=True):
         assert_same(a, b)
-    assert "operators of forward again" in graph.notes[-2]
+    assert "segments of forward again" in graph.notes[-2]
     found = []
     for inner in (model[2].inner, partial(checkpoint, model[2].inner, use_reentrant=False)):
         model[2].inner = inner
-        run_edited(lambda pair: found.append(recompute.operators(pair, {}, {})), model, batches[0][0], batches[0][1] % 64)
+        run_edited(lambda pair: found.append(recompute.divisions(pair)), model, batches[0][0], batches[0][1] % 64)
     assert found[0] and not found[1]
 
 
