@@ -180,8 +180,9 @@ class Moves:
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
                 rows[node.name] = packing.described(node, *self._gone)
-        nodes = *self._plain.values(), *packing.own_tensors(self.pair)
-        plain = {n.name for n in nodes if storage_of(n) in self._plain}
+        plain = {
+            n.name for n in (*self._plain.values(), *packing.own_tensors(self.pair)) if storage_of(n) in self._plain
+        }
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
             for name, row in rows.items()
@@ -261,7 +262,10 @@ def cut(
         pair = Pair(*compat.min_cut(graph, inputs, **words), words["num_fwd_outputs"])
         return Moves(pair, settings, static, plain)
 
-    moves = made(joint_graph).all() if settings.budget is None else _within_budget(joint_graph, settings, made)
+    if settings.budget is None:
+        moves = made(joint_graph).all()
+    else:
+        moves = _within_budget(joint_graph, settings, made)
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

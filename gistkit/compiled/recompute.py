@@ -18,11 +18,7 @@ FACTORS = 2, 4, 8, 16  # how many times what crosses behind a segment plain torc
 
 def divisions(pair: Pair) -> list[list[Segment]]:
     """Forward in segments, at each of ``FACTORS``. None where the caller's checkpoints run something again."""
-    needed = {node for node in pair.outputs if isinstance(node, fx.Node)}
-    for node in reversed(pair.forward.graph.nodes):  # the others are made for backward alone, as a weight's transpose
-        if node in needed or (node.op == "call_function" and node.is_impure()):
-            needed |= {node, *node.all_input_nodes}
-    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and n in needed and not is_number(n)]
+    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and not is_number(n)]
     if any(str(node.meta.get("recompute")).endswith("RECOMPUTE") for node in nodes):
         return []
     places, kept, operators = {n: i for i, n in enumerate(nodes)}, storages(own_tensors(pair)), list[Operator]()

@@ -1,7 +1,7 @@
 """Where a forward is cut into segments of which backward keeps only what crosses: pure data.
 
 The cuts are made where little crosses: behind an operator, once what would be kept of the segment takes ``factor``
-times the bytes that later operators read, of it and of all before, and that are not kept for an earlier cut."""
+times the bytes that later operators read of it and of all before."""
 
 from __future__ import annotations
 
@@ -31,24 +31,17 @@ class Segment(NamedTuple):
 
 
 def segments(operators: Sequence[Operator], factor: float) -> list[Segment]:
-    """The segments in order, without the last, with which backward begins, and without those before it of which more
-    is kept than behind them: what backward runs again at once is there at its beginning anyhow."""
+    """The segments in order, without the last, with which backward begins."""
     found, begun, kept_bytes, alive, seen = list[Segment](), 0, 0, list[Operator](), set[int | None]()
-    saved, within = set[int | None](), list[int]()
     for place, made in enumerate(operators):
         kept_bytes += made.size if made.kept and made.storage not in seen else 0
         seen.add(made.storage)
         alive = [o for o in (*alive, made) if o.last > place]
-        crossing = sum({o.storage: o.size for o in alive if o.storage not in saved}.values())
-        if all(o.storage is not None for o in alive) and factor * crossing <= kept_bytes > 0:
+        crossing = sum({o.storage: o.size for o in alive}.values())
+        if all(o.storage is not None for o in alive) and factor * crossing <= kept_bytes:
             names = tuple(o.name for o in operators[begun : place + 1])
             found.append(Segment(names, tuple(o.name for o in alive)))
-            within.append(kept_bytes)
             begun, kept_bytes = place + 1, 0
-            saved |= {o.storage for o in alive}
-    while found and kept_bytes < within[-1]:
-        kept_bytes += within.pop()
-        found.pop()
     return found
 
 
