@@ -94,18 +94,20 @@ def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
         maker |= dict.fromkeys(kernel.made, j)
         for i in range(j - 1, max(-1, j - _NEAR), -1) if kernel.fusible and largest[j] > least else ():
             other = found[i]
-            if other is None or not other.fusible or behind[j] >> i & 1 or largest[i] != largest[j]:
+            if other is None or not other.fusible or largest[i] != largest[j] or (behind[j] >> i | behind[i] >> j) & 1:
                 continue
             shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
             if shared == largest[j] and sum(other.made.values()) == sum(kernels[j].made.values()):
                 kernel = kernel._replace(made=other.made | kernel.made, reads=other.reads | kernel.reads, joined=True)
                 found[i], found[j] = None, kernel
-                behind[j] |= behind[i]
+                either, both = 1 << i | 1 << j, behind[i] | behind[j] | 1 << i | 1 << j
+                for k in (k for k in range(j + 1) if k in (i, j) or behind[k] & either):  # they wait for both now
+                    behind[k] |= both
     order, missing, waiting = list[Kernel](), set(maker), list[Kernel]()
     for kernel in filter(None, found):  # what reads a kernel that was joined to a later one comes behind that
-        later, waiting = [*waiting, kernel], []
-        for k in later:
-            ready = not any(key in missing and key not in k.made for key in k.reads)
-            (order if ready else waiting).append(k)
-            missing.difference_update(k.made if ready else ())
+        waiting.append(kernel)
+        while ready := next((k for k in waiting if missing.isdisjoint(k.reads - k.made.keys())), None):
+            waiting.remove(ready)
+            order.append(ready)
+            missing.difference_update(ready.made)
     return order

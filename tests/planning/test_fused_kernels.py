@@ -1,5 +1,8 @@
 """The most bytes alive at a kernel of a compiled graph, by its kernels as data."""
 
+from hypothesis import example, given
+from hypothesis import strategies as st
+
 from gistkit.planning.fused_kernels import Kernel, peak
 
 
@@ -24,3 +27,12 @@ def test_kernels_that_wait_for_each_other_stay_apart():
     library = Kernel({2: 100}, frozenset({1}))
     second = Kernel({3: 100}, frozenset({0, 2}), True, True)
     assert peak([first, library, second], {0: 100}, {3}, {99}, joins=True) == 300
+
+
+@example([{-1}, {0}, {1}, {0}, {0, 3}, {1, 4}, {2, 3}])
+@example([{-1}, {0}, {0, 1}, {0}, {3}, {0, 4}, {1}, {3, 6}, {0, 1}])
+@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=3), min_size=4, max_size=12))
+def test_no_kernel_is_lost(reads):
+    """Whatever runs together, nothing waits for itself. All results stay, so all of them are there at the end."""
+    kernels = [Kernel({i: 100}, frozenset(min(r, i - 1) for r in read), False, True) for i, read in enumerate(reads)]
+    assert peak(kernels, {-1: 100}, range(-1, len(kernels)), {99}, joins=True) == 100 * (len(kernels) + 1)
