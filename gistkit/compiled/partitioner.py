@@ -33,7 +33,7 @@ from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import GraphRecord, Kept
 from gistkit.planning.cost import parse_budget
-from gistkit.planning.segments import fewest
+from gistkit.planning.segments import Segment, fewest
 from gistkit.version import VERSION
 
 TIME_SHARE, USUAL_SHARE = 0.07, 0.05
@@ -72,9 +72,8 @@ class Moves:
         self.pair, self.settings, self.reruns = pair, settings, plain is not None
         self.notes = [note for note in (settings.anew, compat.other_draws(pair.forward.graph)) if note]
         self._saved = packing.own_tensors(pair)
-        self._gone = (
-            ("recompute", 0, "backward runs its segment again") if plain else ("drop", 0, "nothing reads it any more")
-        )
+        gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
+        self._gone = gone[plain is None]
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
@@ -86,9 +85,8 @@ class Moves:
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, follow, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
-            self._enough_bytes = (
-                (settings.budget is None) * ROUNDED_SHARE * sum(elements(n) * bits / 8 for n in self._plain.values())
-            )
+            size = sum(elements(n) * bits / 8 for n in self._plain.values())
+            self._enough_bytes = (settings.budget is None) * ROUNDED_SHARE * size
         self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -148,7 +146,7 @@ class Moves:
             remedy = "raise it, take a smaller batch" + ("" if settings.lossy else ', or allow lossy="fp8s"')
             remedy += ' or fidelity="reassociated", with either of which segments may run again' * settings.exact
             share = "; a share is one of each graph's own peak, so name bytes for a model with graph breaks"
-            remedy += share if str(settings.budget).endswith("%") else ""
+            remedy += share * str(settings.budget).endswith("%")
             raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
             f"budget {budget_bytes / MIB:.2f} MiB, predicted peak {peak / MIB:.2f} MiB, under torch.compile "
@@ -179,10 +177,9 @@ class Moves:
             seen.add(storage_of(node))
         for storage, node in self._plain.items():
             if storage not in seen and node.name not in rows:
-                rows[node.name] = packing.described(node, *self._gone)
-        plain = {
-            n.name for n in (*self._plain.values(), *packing.own_tensors(self.pair)) if storage_of(n) in self._plain
-        }
+                rows[node.name] = packing.described(node, self._gone[0], 0, self._gone[1])
+        nodes = *self._plain.values(), *packing.own_tensors(self.pair)
+        plain = {n.name for n in nodes if storage_of(n) in self._plain}
         return [
             row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
             for name, row in rows.items()
@@ -230,22 +227,17 @@ def sources() -> str:
     return hashlib.sha256(VERSION.encode() + code).hexdigest()
 
 
-def _within_budget(joint: fx.GraphModule, settings: Settings, made: Callable[..., Moves]) -> Moves:
-    """The moves that meet the budget on the graphs that ``made`` cuts of the joint graph; where they are too few and
-    bits may differ, with as few segments run again as it needs. Raises BudgetError."""
-    untouched, moves = joint if settings.exact else recompute.copied(joint), made(joint)
-    plain, budget_bytes = moves, parse_budget(settings.budget, moves.plain_peak_bytes)
-    assert budget_bytes is not None
-    divisions = [] if settings.exact else recompute.divisions(plain.pair)
+def _within_budget(settings: Settings, made: Callable[..., Moves]) -> Moves:
+    """The moves that meet the budget on the graphs that ``made`` cuts; where they are too few and bits may differ, with
+    as few segments run again as it needs. Raises BudgetError."""
+    plain = moves = made()
+    budget_bytes = parse_budget(settings.budget, plain.plain_peak_bytes) or 0  # there is one
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
-    graph_of = partial(recompute.tagged, untouched)
-    for segments in divisions if least > budget_bytes else []:
-        moves, count = fewest(segments, lambda s: made(graph_of(s), plain).all(), lambda m: m.peak() <= budget_bytes)
-        least = min(least, moves.peak())
-        if least <= budget_bytes:
-            moves.notes.append(f"backward runs {count} of {len(segments) + 1} segments of forward again")
-            break
+    divisions = [] if settings.exact or least <= budget_bytes else recompute.divisions(plain.pair, plain.rows())
+    if found := fewest(divisions, lambda s: made(s, plain).all(), Moves.peak, budget_bytes, least):
+        moves, least = found.made, min(least, found.peak_bytes)
+        moves.notes.append(f"backward runs {found.count} of {found.segments} segments of forward again")
     moves.met(budget_bytes, peaks | {kind: least})
     return moves
 
@@ -257,15 +249,14 @@ def cut(
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     static = tuple(words.get("static_lifetime_input_indices") or ())
+    untouched = None if settings.exact or settings.budget is None else recompute.copied(joint_graph)
 
-    def made(graph: fx.GraphModule, plain: Moves | None = None) -> Moves:
+    def made(segments: Sequence[Segment] = (), plain: Moves | None = None) -> Moves:
+        graph = recompute.tagged(untouched, segments) if untouched and plain else joint_graph
         pair = Pair(*compat.min_cut(graph, inputs, **words), words["num_fwd_outputs"])
         return Moves(pair, settings, static, plain)
 
-    if settings.budget is None:
-        moves = made(joint_graph).all()
-    else:
-        moves = _within_budget(joint_graph, settings, made)
+    moves = made().all() if settings.budget is None else _within_budget(settings, made)
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

@@ -8,25 +8,35 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from gistkit.compiled.forms.packing import own_tensors
-from gistkit.compiled.rebuilds.rounding import behind_views
-from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, storages, value
-from gistkit.planning.segments import Operator, Segment, segments
+from gistkit.compiled.rebuilds.flow import library_s
+from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
+from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, value
+from gistkit.ir import Kept
+from gistkit.planning.segments import Operator, Segment, divided
 
-FACTORS = 2, 4, 8, 16  # how many times what crosses behind a segment plain torch.compile keeps of it, at least
 
-
-def divisions(pair: Pair) -> list[list[Segment]]:
-    """Forward in segments, at each of ``FACTORS``. None where the caller's checkpoints run something again."""
-    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and not is_number(n)]
+def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
+    """Forward in segments, in several ways, where ``rows`` are kept. None beside the caller's own checkpoints."""
+    needed = {node for node in pair.outputs if isinstance(node, fx.Node)}
+    for node in reversed(pair.forward.graph.nodes):  # the others are made for backward alone, as a weight's transpose
+        if node in needed or (node.op == "call_function" and node.is_impure()):
+            needed |= {node, *node.all_input_nodes}
+    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and n in needed and not is_number(n)]
     if any(str(node.meta.get("recompute")).endswith("RECOMPUTE") for node in nodes):
         return []
-    places, kept, operators = {n: i for i, n in enumerate(nodes)}, storages(own_tensors(pair)), list[Operator]()
+    places, kept, operators = {n: i for i, n in enumerate(nodes)}, {row.name: row for row in rows}, list[Operator]()
     for node in nodes:
         storage, size = (storage_of(node), storage_bytes(node)) if is_tensor(node) else (None, 0)
         last = max((places[user] for user in node.users if user in places), default=-1)
-        operators.append(Operator(node.name, storage, size, storage in kept, last))
-    return [found for factor in FACTORS if (found := segments(operators, factor))]
+        own = (row.plain_bytes, row.kept_bytes) if (row := kept.get(node.name)) else (0, 0)
+        # what draws random numbers, as an attention, or exchanges tensors between processes does not run again
+        target = origin(node).target
+        stays = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or "c10d" in str(target)
+        stays |= is_tensor(node) and value(node).dtype == torch.bool  # a dropout's mask, less than its numbers
+        time_s = library_s(node) if in_memory(node) else 0.0
+        stays |= size < 3e10 * time_s  # it takes long for what it frees: ViT-S's patches 0.53 ms for 19 MB
+        operators.append(Operator(node.name, storage, size, *own, last, None if stays else time_s))
+    return divided(operators)
 
 
 def copied(joint: fx.GraphModule) -> fx.GraphModule:
@@ -38,8 +48,7 @@ def copied(joint: fx.GraphModule) -> fx.GraphModule:
 
 
 def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule:
-    """A copy of a joint graph, of which PyTorch's cut will have backward run segments again. What draws random numbers,
-    as an attention, exchanges tensors between processes or has a tag of the caller's is left to the cut."""
+    """A copy of a joint graph with tags for PyTorch's cut: backward runs the segments again. The caller's tags stay."""
     graph = copied(joint)
     named = {node.name: node for node in graph.graph.nodes}
     for number, segment in enumerate(segments):
@@ -48,8 +57,6 @@ def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         for node in map(named.__getitem__, segment.operators):
             made = origin(node)
-            stays = torch.Tag.nondeterministic_seeded in getattr(made.target, "tags", ()) or "c10d" in str(made.target)
-            stays |= is_tensor(node) and value(node).dtype == torch.bool  # a dropout's mask, less than its numbers
-            if not (stays or made in saved or made.is_impure() or "recompute" in node.meta):
+            if not (made in saved or made.is_impure() or "recompute" in node.meta):
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
     return graph

@@ -174,9 +174,13 @@ def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_c
         assert_same(a, b)
     assert "segments of forward again" in graph.notes[-2]
     found = []
+
+    def edit(pair):
+        found.append(recompute.divisions(pair, Moves(pair, settings).rows()))
+
     for inner in (model[2].inner, partial(checkpoint, model[2].inner, use_reentrant=False)):
         model[2].inner = inner
-        run_edited(lambda pair: found.append(recompute.divisions(pair)), model, batches[0][0], batches[0][1] % 64)
+        run_edited(edit, model, batches[0][0], batches[0][1] % 64)
     assert found[0] and not found[1]
 
 

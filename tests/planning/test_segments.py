@@ -2,39 +2,77 @@
 
 import pytest
 
-from gistkit.planning.segments import Operator, fewest, segments
+from gistkit.planning.segments import Operator, Segment, fewest, segments
 
 
-def blocks(count):
+def blocks(count, start=0):
     """Blocks of nine operators whose results are kept until the tenth, which is all that the next block reads."""
     found = []
-    for first in range(0, 10 * count, 10):
-        found += [Operator(f"inner {first + i}", first + i, 1, True, first + 9) for i in range(9)]
-        found.append(Operator(f"block {first}", first + 9, 1, False, first + 18))
+    for first in range(start, start + 10 * count, 10):
+        found += [Operator(f"inner {first + i}", first + i, 1, 1, 1, first + 9) for i in range(9)]
+        found.append(Operator(f"block {first}", first + 9, 1, 0, 0, first + 18))
     return found
 
 
 @pytest.mark.parametrize(("factor", "saved"), [(9, ["block 0", "block 10", "block 20"]), (18, ["block 10"]), (30, [])])
 def test_a_forward_is_cut_where_little_crosses(factor, saved):
     operators = blocks(3)
-    found = segments([*operators, Operator("end", 99, 1, True, -1)], factor)
+    found = segments([*operators, Operator("end", 99, 18, 18, 18, -1)], factor)
     assert [name for segment in found for name in segment.saved] == saved
     names = [name for segment in found for name in segment.operators]
     assert names == [o.name for o in operators[: len(names)]]
 
 
+@pytest.mark.parametrize(("size", "saved"), [(9, ["block 0", "block 10", "block 20"]), (8, ["block 0", "block 10"])])
+def test_backward_does_not_begin_with_a_segment_of_which_more_is_kept_than_behind_it(size, saved):
+    found = segments([*blocks(3), Operator("end", 99, size, size, size, -1)], 9)
+    assert [name for segment in found for name in segment.saved] == saved
+
+
+def test_what_an_earlier_cut_keeps_crosses_a_later_one_for_nothing():
+    skip = Operator("skip", 0, 1, 0, 0, 31)
+    found = segments([skip, *blocks(3, 1), Operator("end", 99, 9, 9, 9, -1)], 9)
+    assert [segment.saved for segment in found] == [("skip", "block 11"), ("skip", "block 21")]
+    assert found[0].operators[0] == "skip"
+
+
 def test_no_cut_is_made_where_something_crosses_that_is_no_tensor():
-    pair = [Operator("pair", None, 0, False, 25), *blocks(2), Operator("end", 99, 1, True, -1)]
+    pair = [Operator("pair", None, 0, 0, 0, 25), *blocks(2), Operator("end", 99, 1, 1, 1, -1)]
     assert segments(pair, 9) == []
 
 
-@pytest.mark.parametrize(("needed", "count"), [(1, 1), (5, 5), (8, 8), (9, 8)])
-def test_as_few_segments_as_fit(needed, count):
+def blocks_of(count, size, time_s):
+    return [Segment((f"operator {i}",), (), size, time_s) for i in range(count)]
+
+
+@pytest.mark.parametrize(("budget", "count"), [(99, 1), (95, 5), (92, 8), (90, 8)])
+def test_as_few_segments_as_fit(budget, count):
     tried = []
 
     def made(parts):
         tried.append(len(parts))
-        return len(parts)
+        return 100 - len(parts)
 
-    assert fewest(list(range(8)), made, lambda size: size >= needed) == (count, count)
+    found = fewest([blocks_of(8, 1, 1.0)], made, int, budget, 100)
+    assert (found.made, found.peak_bytes, found.count, found.segments) == (100 - count, 100 - count, count, 9)
     assert len(tried) <= 4
+    assert fewest([], made, int, budget, 100) is None and fewest([blocks_of(8, 1, 1.0)], made, int, 100, 100) is None
+
+
+@pytest.mark.parametrize(("budget", "size"), [(95, 1), (88, 2)])
+def test_the_division_is_taken_that_needs_least_time(budget, size):
+    """Segments of 2 bytes take 3 s each, twelve bytes in all, and those of 1 byte take 1 s each, ten in all."""
+    parts = {1: blocks_of(10, 1, 1.0), 2: blocks_of(6, 2, 3.0)}
+    found = fewest(
+        [parts[2], parts[1]], lambda part: part, lambda part: 100 - sum(s.freed_bytes for s in part), budget, 100
+    )
+    assert found.peak_bytes == budget and {s.freed_bytes for s in found.made} == {size}
+
+
+def test_time_is_of_what_runs_again():
+    """Neither what stays nor what is kept behind the segment runs again."""
+    parts = [o._replace(time_s=None if o.name == "inner 11" else 1.0) for o in blocks(3)]
+    found = segments([*parts, Operator("end", 99, 18, 18, 18, -1)], 9)
+    assert [segment.time_s for segment in found] == [9.0, 8.0, 9.0]
+    assert [len(segment.operators) for segment in found] == [10, 9, 10]
+    assert [segment.freed_bytes for segment in found] == [9 * 1 - 1] * 3
