@@ -11,6 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 _SMALL, _NEAR = 6, 32  # what joins kernels is more than a 64th of the largest tensor; they are no further apart
+_READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kernels, fused, whose second reads no operand
 
 
 class Kernel(NamedTuple):
@@ -44,7 +45,7 @@ def peak(
     for place, kernel in enumerate(kernels):
         made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
         freed = ends.get(place, ())
-        if kernel.pointwise and not kernel.joined:
+        if kernel.pointwise and not kernel.joined and len(kernel.reads) <= _READS:
             # overwrites an operand, but none that the kernel before, fused with it, reads
             own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
             total -= next(own, 0)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
-FACTORS = 2, 4, 8, 16
+FACTORS = 2, 3, 4, 8, 16  # the least that is kept of a segment, in multiples of what crosses behind it
 
 
 class Operator(NamedTuple):

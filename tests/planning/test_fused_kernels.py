@@ -29,6 +29,12 @@ def test_kernels_that_wait_for_each_other_stay_apart():
     assert peak([first, library, second], {0: 100}, {3}, {99}, joins=True) == 300
 
 
+def test_what_reads_more_than_eight_overwrites_nothing():
+    for count, most in ((8, 800), (9, 1000)):
+        kernel = Kernel({-1: 100}, frozenset(range(count)), True, True)
+        assert peak([kernel], dict.fromkeys(range(count), 100), {-1}, {99}) == most
+
+
 @example([{-1}, {0}, {1}, {0}, {0, 3}, {1, 4}, {2, 3}])
 @example([{-1}, {0}, {0, 1}, {0}, {3}, {0, 4}, {1}, {3, 6}, {0, 1}])
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=3), min_size=4, max_size=12))
