@@ -34,7 +34,7 @@ def peak(
     ``joins``: kernels side by side are looked for that run as one. It matters where operands are made in between, as by
     operators that run again; elsewhere it would put peaks as much too high as they are too low without."""
     inputs_stay = not elsewhere
-    kernels = _ordered(_joined(kernels, start) if joins else kernels, {} if inputs_stay else start)
+    kernels = _ordered(_joined(_late(kernels), start) if joins else kernels, {} if inputs_stay else start)
     last = {key: place for place, kernel in enumerate(kernels) for key in (*kernel.made, *kernel.reads)}
     ends: dict[int, list[int]] = {}
     for key, place in last.items():
@@ -80,6 +80,19 @@ def _ordered(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
         places.update(dict.fromkeys(kernel.made, place))
         found.append((place, i))
     return [kernels[i] for _, i in sorted(found)]
+
+
+def _late(kernels: list[Kernel]) -> list[Kernel]:
+    """The kernels, with pointwise ones right before their first reader where Inductor writes that too, which makes one
+    of both: a sum of gradients in the norm behind it, whose operand is computed again in between."""
+    readers: dict[int, int] = {}
+    places = [(i, i) for i in range(len(kernels))]
+    for i, kernel in reversed([*enumerate(kernels)]):
+        first = min((readers[key] for key in kernel.made if key in readers), default=i)
+        if kernel.pointwise and kernel.fusible and kernels[first].fusible:
+            places[i] = (places[first][0], i)
+        readers |= dict.fromkeys(kernel.reads, i)
+    return [kernels[i] for _, i in sorted(places)]
 
 
 def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:

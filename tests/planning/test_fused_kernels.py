@@ -29,6 +29,17 @@ def test_kernels_that_wait_for_each_other_stay_apart():
     assert peak([first, library, second], {0: 100}, {3}, {99}, joins=True) == 300
 
 
+def test_a_sum_runs_with_the_kernel_that_reads_it_first():
+    """Both of its operands are there while what the other operand of that kernel is made of is computed."""
+    total = Kernel({2: 100}, frozenset({0, 1}), True, True)
+    again = [Kernel({3: 100}, frozenset({9})), Kernel({4: 100}, frozenset({3}))]
+    norm = Kernel({5: 100}, frozenset({2, 4}), False, True)
+    kernels = [total, *again, norm]
+    assert peak(kernels, {0: 100, 1: 100, 9: 100}, {5}, {99}, joins=True) == 400
+    assert peak(kernels, {0: 100, 1: 100, 9: 100}, {5}, {99}) == 300
+    assert peak([total, *again, norm._replace(fusible=False)], {0: 100, 1: 100, 9: 100}, {5}, {99}, joins=True) == 300
+
+
 def test_what_reads_more_than_eight_overwrites_nothing():
     for count, most in ((8, 800), (9, 1000)):
         kernel = Kernel({-1: 100}, frozenset(range(count)), True, True)
