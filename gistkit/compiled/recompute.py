@@ -33,8 +33,9 @@ def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
         target = origin(node).target
         stays = torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) or "c10d" in str(target)
         stays |= is_tensor(node) and value(node).dtype == torch.bool  # a dropout's mask, less than its numbers
-        time_s = library_s(node) if in_memory(node) else 0.0
-        stays |= size < 3e10 * time_s  # it takes long for what it frees: ViT-S's patches 0.53 ms for 19 MB
+        images = target is torch.ops.aten.convolution.default and value(node.args[0]).shape[1] < 8
+        time_s = library_s(node) * 10**images if in_memory(node) else 0.0  # cuDNN has no quick kernel for few channels
+        stays |= images and size < 1e11 * time_s  # ViT-S's patches take 0.53 ms for 19 MB
         operators.append(Operator(node.name, storage, size, *own, last, None if stays else time_s))
     return divided(operators)
 

@@ -27,13 +27,12 @@ from gistkit.planning.min_cut import UNKEPT, least_cut  # UNKEPT: views, and wha
 
 aten = torch.ops.aten
 _SPLITS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)  # no views to the partitioner's table
-FEW = 8  # channels of images: for a convolution that reads them, cuDNN has no quick kernel
 FREE, CHEAP, MADE = "free", "cheap", "made"
 """A value that is there anyhow (a parameter, a tensor that PyTorch keeps besides); one that pointwise operators, views,
 copies and products that make more than they read make; one that only the forward can make (a product, a reduction)."""
-BYTES_A_S, OPERATIONS_A_S, DEPTHWISE_A_S, THIN_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}, 5e12, 2e13
+BYTES_A_S, OPERATIONS_A_S, DEPTHWISE_A_S = 2.6e12, {2: 5.8e14, 4: 1.0e14}, 5e12
 """Taken for an H100: 78 % of its memory's rate, 59 % of its bf16 products', by the bytes of an element; a depthwise
-convolution's, where the gradients of ConvNeXt-T's inputs reached 5.6e12, and one's of images (1.1 to 3.2e13)."""
+convolution's, where the gradients of ConvNeXt-T's inputs reached 5.6e12."""
 
 
 @dataclass(frozen=True)
@@ -269,6 +268,6 @@ def library_s(node: fx.Node) -> float:
         count = 2 * compat.hint(args[bool(args[7])].numel() * args[2][0].numel()) * sum(args[10][:2])
     if backward or node.target is aten.convolution.default:
         x, weight = args[backward : backward + 2]
-        rate = DEPTHWISE_A_S if x.shape[1] > weight.shape[1] == 1 else THIN_A_S if x.shape[1] < FEW else rate
+        rate = DEPTHWISE_A_S if x.shape[1] > weight.shape[1] == 1 else rate
     moved = {storage_of(n): storage_bytes(n) for n in (*node.all_input_nodes, *made) if is_tensor(n)}
     return max(sum(moved.values()) / BYTES_A_S, count / rate)
