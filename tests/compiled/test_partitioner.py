@@ -184,6 +184,21 @@ def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_c
     assert found[0] and not found[1]
 
 
+@pytest.mark.parametrize(("patch", "again"), [(16, False), (4, True)])
+def test_patches_of_images_stay_where_they_take_long_for_their_bytes(monkeypatch, patch, again):
+    """A patch of 16 takes 1,536 operations an element, one of 4 takes 96."""
+    width, found = 64 * (32 // patch) ** 2, []
+    model = nn.Sequential(nn.Conv2d(3, 64, patch, patch), nn.Flatten(), nn.Linear(width, 64), nn.Linear(64, 10))
+    monkeypatch.setattr(recompute, "divided", found.extend)
+
+    def edit(pair):
+        recompute.divisions(pair, Moves(pair, SETTINGS).rows())
+
+    run_edited(edit, model, torch.randn(256, 3, 32, 32), torch.arange(256) % 10)
+    times = {operator.name: operator.time_s for operator in found}
+    assert (times["convolution"] is not None) == again and times["addmm"]
+
+
 class Layer(nn.Module):
     """Two products with a dropout between, and a norm."""
 
