@@ -86,6 +86,16 @@ def own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def short_collections():
+    """What some 140,000 new objects left alive, as compiled graphs do, is frozen too: each later collection of garbage
+    would look at it again, and the product and its tests ask for several hundred."""
+    yield
+    if gc.get_count()[2] > 20:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(autouse=True)
 def short_search(request):
     """`optimal` gives up after 10 vain kicks (in place of 200 for a faster step, 100 for a lower peak) where plans are
     made to be carried out or shown: they fit and have all kinds of moves. How good they are the other rooms ask."""

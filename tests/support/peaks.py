@@ -1,7 +1,6 @@
 """Training steps as a budget counts them, their peaks of live bytes, and what is predicted of these."""
 
 import copy
-import gc
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -36,7 +35,6 @@ def peaks_of_steps(model: nn.Module, step: Callable[[], Any], *held: Any) -> lis
     peaks = []
     for _ in range(2):
         model.zero_grad(set_to_none=True)
-        gc.collect()
         with LiveBytes(timeline=False) as live:
             live.track(model, *tree_leaves(held))
             step()
