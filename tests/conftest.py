@@ -4,6 +4,7 @@ The kernels behind `@triton.jit` are either interpreted or compiled, decided at 
 TRITON_INTERPRET=1, tests/aot needs it unset, and tests/gpu needs a CUDA device. scripts/test runs the first by itself.
 """
 
+import atexit
 import gc
 import logging
 import os
@@ -63,11 +64,8 @@ def pytest_collection_finish():
 
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # nanobind would tell of leaks; at the session's end pytest collects five times
     gc.enable()
-
-
-def pytest_sessionfinish():
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

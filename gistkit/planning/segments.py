@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
+from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
 FACTORS = 2, 3, 4, 8, 16  # the least that is kept of a segment, in multiples of what crosses behind it
+GUESSES = 3
 
 
 class Operator(NamedTuple):
@@ -84,27 +86,52 @@ def fewest(
     """As few of the first segments as fit in a budget, of the division of forward that takes the least time for what is
     missing; ``peak_bytes``: without segments. Where none fits, all of the division with the least peak; None where
     nothing is missing, or without divisions."""
-    whole = list[tuple[float, Sequence[Segment], Found[Made]]]()
-    for division in divisions if peak_bytes > budget_bytes else ():
-        done = made(division)
-        found = Found(done, peak(done), len(division), len(division) + 1)
-        missing = (peak_bytes - budget_bytes) / max(1, peak_bytes - found.peak_bytes)
-        whole.append((_time_s(division, missing), division, found))
-    fitting = [each for each in whole if each[2].peak_bytes <= budget_bytes]
-    if not fitting:
-        return min((found for *_, found in whole), key=lambda found: found.peak_bytes, default=None)
-    _, division, found = min(fitting, key=lambda each: each[0])
-    tried = {found.count: found}
 
-    def enough(count: int) -> bool:
+    def tried(division: Sequence[Segment], count: int) -> Found[Made]:
         done = made(division[:count])
-        tried[count] = replace(found, made=done, peak_bytes=peak(done), count=count)
-        return tried[count].peak_bytes <= budget_bytes
+        return Found(done, peak(done), count, len(division) + 1)
 
-    return tried[bisect_left(range(found.count), True, 1, key=enough)]
+    missing, fitting, least, least_s = peak_bytes - budget_bytes, None, None, inf
+    if missing <= 0:
+        return None
+    for division in sorted(divisions, key=lambda each: _time_s(each, missing)):
+        if _time_s(division, missing) >= least_s < inf:  # by the bytes that it frees, it takes longer: it is not made
+            break
+        found = tried(division, len(division))
+        least = min(least or found, found, key=lambda each: each.peak_bytes)
+        if found.peak_bytes <= budget_bytes:
+            time_s = _time_s(division, _freed(division)[-1] * missing / (peak_bytes - found.peak_bytes))
+            fitting, least_s = ((division, found), time_s) if time_s < least_s else (fitting, least_s)
+    if fitting is None:
+        return least
+    return _fewest_of(fitting[0], tried, fitting[1], budget_bytes, peak_bytes)
 
 
-def _time_s(division: Sequence[Segment], share: float) -> float:
-    """What the first segments take that free a share of what all do."""
-    sums = list(accumulate(max(0, s.freed_bytes) for s in division))
-    return sum(s.time_s for s in division[: bisect_left(sums, share * sums[-1]) + 1])
+def _fewest_of(
+    division: Sequence[Segment], tried: Callable[[Sequence[Segment], int], Found[Made]], enough: Found[Made],
+    budget_bytes: int, peak_bytes: int,
+) -> Found[Made]:  # fmt: skip
+    """As few of a division's segments as fit, of which ``enough`` do: ``GUESSES`` times as many are tried as the bytes
+    that they free let expect, then half of what is left."""
+    freed, few, few_bytes, tries = _freed(division), 0, peak_bytes, 0
+    while enough.count - few > 1:
+        share = (few_bytes - budget_bytes) / (few_bytes - enough.peak_bytes)
+        guess = bisect_left(freed, freed[few] + share * (freed[enough.count] - freed[few]))
+        count = min(max(guess, few + 1), enough.count - 1) if tries < GUESSES else (few + enough.count) // 2
+        found, tries = tried(division, count), tries + 1
+        if found.peak_bytes <= budget_bytes:
+            enough = found
+        else:
+            few, few_bytes = count, found.peak_bytes
+    return enough
+
+
+def _freed(division: Sequence[Segment]) -> list[int]:
+    """Bytes that the first segments free, from none on."""
+    return list(accumulate((max(0, s.freed_bytes) for s in division), initial=0))
+
+
+def _time_s(division: Sequence[Segment], size: float) -> float:
+    """What the first segments take that free ``size`` bytes; infinity where all free less."""
+    freed = _freed(division)
+    return sum(s.time_s for s in division[: bisect_left(freed, size)]) if freed[-1] >= size else inf
