@@ -19,6 +19,8 @@ import pytest
 import torch
 
 gc.disable()  # until all is collected, as what is imported stays: 3 s of a start
+# What is frozen below, nanobind would call leaks at exit. Not at the session's end: pytest collects five times there.
+atexit.register(gc.unfreeze)
 # pytest listens to loggers that do not propagate, and torch.compile then writes each graph and kernel into this one's
 # records: a sixth of the compiled tests' time.
 logging.getLogger("torch.__trace").propagate = True
@@ -64,7 +66,6 @@ def pytest_collection_finish():
 
         gc.collect()
         gc.freeze()
-        atexit.register(gc.unfreeze)  # nanobind would tell of leaks; at the session's end pytest collects five times
     gc.enable()
 
 
