@@ -237,7 +237,7 @@ def _within_budget(settings: Settings, made: Callable[..., Moves]) -> Moves:
     divisions = [] if settings.exact or least <= budget_bytes else recompute.divisions(plain.pair, plain.rows())
     if found := fewest(divisions, lambda s: made(s, plain).all(), Moves.peak, budget_bytes, least):
         moves, least = found.made, min(least, found.peak_bytes)
-        moves.notes.append(f"backward runs {found.count} of {found.segments} segments of forward again")
+        moves.notes.append(f"backward runs {found.count} segments of forward again")
     moves.met(budget_bytes, peaks | {kind: least})
     return moves
 

@@ -43,12 +43,11 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Found(Generic[Made]):
-    """What was made with ``count`` of ``segments``, the last included, and its peak."""
+    """What was made with the first ``count`` segments, and its peak."""
 
     made: Made
     peak_bytes: int
     count: int
-    segments: int
 
 
 def segments(operators: Sequence[Operator], factor: float) -> list[Segment]:
@@ -75,8 +74,10 @@ def segments(operators: Sequence[Operator], factor: float) -> list[Segment]:
 
 
 def divided(operators: Sequence[Operator]) -> list[list[Segment]]:
-    """The segments at each of ``FACTORS`` where there are any."""
-    return [found for factor in FACTORS if (found := segments(operators, factor))]
+    """The segments at each of ``FACTORS`` where there are any, with and without the first one: a convolution of images
+    takes long for what it frees (as modelled for a ResNet-50, 0.9 ms for 230 MiB; the next block 0.3 ms for 290)."""
+    found = [segments(operators, factor) for factor in FACTORS]
+    return [part for each in found for part in (each, each[1:]) if part]
 
 
 def fewest(
@@ -89,7 +90,7 @@ def fewest(
 
     def tried(division: Sequence[Segment], count: int) -> Found[Made]:
         done = made(division[:count])
-        return Found(done, peak(done), count, len(division) + 1)
+        return Found(done, peak(done), count)
 
     missing, fitting, least, least_s = peak_bytes - budget_bytes, None, None, inf
     if missing <= 0:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistkit.planning.segments import Operator, Segment, fewest, segments
+from gistkit.planning.segments import Operator, Segment, divided, fewest, segments
 
 
 def blocks(count, start=0):
@@ -54,7 +54,7 @@ def test_as_few_segments_as_fit(budget, count):
         return 100 - len(parts)
 
     found = fewest([blocks_of(8, 1, 1.0)], made, int, budget, 100)
-    assert (found.made, found.peak_bytes, found.count, found.segments) == (100 - count, 100 - count, count, 9)
+    assert (found.made, found.peak_bytes, found.count) == (100 - count, 100 - count, count)
     assert len(tried) <= 4
     assert fewest([], made, int, budget, 100) is None and fewest([blocks_of(8, 1, 1.0)], made, int, 100, 100) is None
 
@@ -67,6 +67,32 @@ def test_the_division_is_taken_that_needs_least_time(budget, size):
         [parts[2], parts[1]], lambda part: part, lambda part: 100 - sum(s.freed_bytes for s in part), budget, 100
     )
     assert found.peak_bytes == budget and {s.freed_bytes for s in found.made} == {size}
+
+
+def test_a_first_segment_that_takes_long_for_what_it_frees_does_not_run_again():
+    """All but the first free 16 of 24 bytes in 18 s."""
+    parts = [o._replace(time_s=9.0 if o.storage < 10 else 1.0) for o in blocks(3)]
+    divisions = divided([*parts, Operator("end", 99, 18, 18, 18, -1)])
+    found = fewest(divisions, list, lambda some: 100 - sum(s.freed_bytes for s in some), 84, 100)
+    assert [segment.operators[-1] for segment in found.made] == ["block 10", "block 20"]
+
+
+@pytest.mark.parametrize("peaks", [(100, 90, 80, 70, 60), (100, 99, 98, 97, 60), (100, 61, 62, 63, 60)])
+def test_divisions_that_take_longer_are_not_made(peaks):
+    """Counts are found whatever the peaks are: of segments that free as many bytes as expected, late, or early."""
+    tried = []
+
+    def made(parts):
+        tried.append(parts)
+        return len(parts)
+
+    quick, slow = blocks_of(4, 10, 1.0), blocks_of(4, 10, 2.0)
+    for budget in range(60, 100):
+        tried.clear()
+        found = fewest([slow, quick], made, peaks.__getitem__, budget, 100)
+        fits = [peaks[count] <= budget for count in range(5)]
+        assert fits[found.count] and not fits[found.count - 1] and found.peak_bytes == peaks[found.count]
+        assert all(part[0].time_s == 1.0 for part in tried) and len(tried) <= 4
 
 
 def test_time_is_of_what_runs_again():
