@@ -91,12 +91,11 @@ class Backend:
                 "compile: options must not name a custom_partitioner_fn, which gistkit sets itself; leave it out, or "
                 "compile with torch.compile alone"
             )
-        from gistkit.compiled.custom import PASSES, Partitioner  # imports Inductor
+        from gistkit.compiled.custom import options as options_of  # imports Inductor
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            words = {**PASSES, **given, "custom_partitioner_fn": Partitioner(self.settings)}
-            compiled = compat.inductor(graph, inputs, mode, words)
+            compiled = compat.inductor(graph, inputs, mode, options_of(self.settings) | given)
         if found:
             record.remember(key, found)
         elif torch.is_grad_enabled():

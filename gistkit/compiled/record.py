@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from pathlib import Path
 
 import msgspec
 
@@ -36,13 +35,9 @@ def write(record: GraphRecord) -> None:
         found.append(record)
 
 
-def _file(key: str) -> Path:
-    return cache_folder() / "compiled" / f"{key}.json"
-
-
 def remember(key: str, records: list[GraphRecord]) -> None:
     """Write records to the cache. What cannot be written is left out: only a report would miss it."""
-    path = _file(key)
+    path = cache_folder() / "compiled" / f"{key}.json"
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}")
@@ -53,6 +48,6 @@ def remember(key: str, records: list[GraphRecord]) -> None:
 def recalled(key: str) -> list[GraphRecord]:
     """The records under a key, none where there is no file that can be read."""
     try:
-        return msgspec.json.decode(_file(key).read_bytes(), type=list[GraphRecord])
+        return msgspec.json.decode((cache_folder() / "compiled" / f"{key}.json").read_bytes(), type=list[GraphRecord])
     except (OSError, msgspec.MsgspecError):
         return []

@@ -19,7 +19,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from gistkit.compiled.custom import PASSES
+from gistkit.compiled.custom import options
 
 DEVICE = torch.device("cuda:0")
 H200 = DeviceProperties(
@@ -91,7 +91,7 @@ def sources(make, loss, partitioner=None, *, forward=True):
         return run
 
     torch._dynamo.reset()
-    words = {"custom_partitioner_fn": partitioner, **PASSES} if partitioner else {}
+    words = options(partitioner.settings) if partitioner else {}
     with FakeTensorMode(allow_non_fake_inputs=True), config.patch(fx_graph_cache=False, **words):
         with torch._functorch.config.patch(enable_autograd_cache=False):
             backend = functools.partial(compile_fx.compile_fx, inner_compile=lower)
