@@ -230,6 +230,17 @@ def test_a_plan_runs_eagerly_under_torch_compile():
         torch.compile(gistkit.compress(network(), plan), fullgraph=True)(X)
 
 
+@pytest.mark.parametrize(("words", "reuse"), [({}, None), ({"budget": "60%"}, False)])
+def test_under_a_budget_inductor_keeps_no_freed_buffer(monkeypatch, words, reuse):
+    """Else the peak may be above the predicted one; the caller's own word counts."""
+    asked = []
+    monkeypatch.setattr(compat, "inductor", lambda graph, *given: asked.append(given[-1]) or graph.forward)
+    for options in ({}, {"allow_buffer_reuse": True}):
+        torch._dynamo.reset()
+        gistkit.compile(network(), options=options, **words)(X)
+    assert asked[0].get("allow_buffer_reuse") is reuse and asked[1]["allow_buffer_reuse"]
+
+
 def test_gistkit_compile_refuses_a_compressed_model():
     with pytest.raises(gistkit.CompileError, match="must not be compressed"):
         gistkit.compile(gistkit.compress(network()))
