@@ -19,7 +19,7 @@ import pytest
 import torch
 
 gc.disable()  # until all is collected, as what is imported stays: 3 s of a start
-# What is frozen below, nanobind would call leaks at exit. Not at the session's end: pytest collects five times there.
+# Else nanobind calls what is frozen below leaks; not at the session's end, where pytest collects garbage five times.
 atexit.register(gc.unfreeze)
 # pytest listens to loggers that do not propagate, and torch.compile then writes each graph and kernel into this one's
 # records: a sixth of the compiled tests' time.

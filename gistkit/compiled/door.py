@@ -95,7 +95,7 @@ class Backend:
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            compiled = compat.inductor(graph, inputs, mode, options_of(self.settings) | given)
+            compiled = compat.inductor(graph, inputs, mode, options_of(self.settings, **given))
         if found:
             record.remember(key, found)
         elif torch.is_grad_enabled():
