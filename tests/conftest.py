@@ -19,7 +19,7 @@ import pytest
 import torch
 
 gc.disable()  # until all is collected, as what is imported stays: 3 s of a start
-# Else nanobind calls what is frozen below leaks; not at the session's end, where pytest collects garbage five times.
+# What is frozen at exit nanobind reports as leaks. The session's end is too early: pytest collects five times there.
 atexit.register(gc.unfreeze)
 # pytest listens to loggers that do not propagate, and torch.compile then writes each graph and kernel into this one's
 # records: a sixth of the compiled tests' time.
@@ -86,8 +86,8 @@ def own_cache(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short_collections():
-    """What some 140,000 new objects left alive, as compiled graphs do, is frozen too: each later collection of garbage
-    would look at it again, and the product and its tests ask for several hundred."""
+    """Where tests have made 140,000 objects that stayed for a while, as compiled graphs do, those alive are frozen too.
+    Else every later collection of garbage would look at them again."""
     yield
     if gc.get_count()[2] > 20:
         gc.collect()

@@ -92,20 +92,22 @@ def fewest(
         done = made(division[:count])
         return Found(done, peak(done), count)
 
-    missing, fitting, least, least_s = peak_bytes - budget_bytes, None, None, inf
+    missing, quickest, least = peak_bytes - budget_bytes, None, None
     if missing <= 0:
         return None
     for division in sorted(divisions, key=lambda each: _time_s(each, missing)):
-        if _time_s(division, missing) >= least_s < inf:  # by the bytes that it frees, it takes longer: it is not made
-            break
+        if quickest and _time_s(division, missing) >= quickest[0]:
+            break  # this one and those behind it take longer, by the bytes that they free
         found = tried(division, len(division))
         least = min(least or found, found, key=lambda each: each.peak_bytes)
         if found.peak_bytes <= budget_bytes:
-            time_s = _time_s(division, _freed(division)[-1] * missing / (peak_bytes - found.peak_bytes))
-            fitting, least_s = ((division, found), time_s) if time_s < least_s else (fitting, least_s)
-    if fitting is None:
+            needed = _freed(division)[-1] * missing / (peak_bytes - found.peak_bytes)
+            fits = _time_s(division, needed), division, found
+            quickest = min(quickest or fits, fits, key=lambda each: each[0])
+    if quickest is None:
         return least
-    return _fewest_of(fitting[0], tried, fitting[1], budget_bytes, peak_bytes)
+    _, division, found = quickest
+    return _fewest_of(division, tried, found, budget_bytes, peak_bytes)
 
 
 def _fewest_of(

@@ -6,9 +6,8 @@ from gistkit.kernels.launch.tiling import NUM_WARPS
 from gistkit.kernels.narrow import integers as kernels
 from tests.aot.harness import ITEM_BYTES, assert_wide_addresses, compile_kernel, opcode_of, per_element
 
-MOST = {"encode": {"fp32": 21, "bf16": 17.5, "fp16": 17.6}, "decode": {"fp32": 9.5, "bf16": 13.8, "fp16": 9.6}}
-"""Instructions an element; an H200 issues about 36 in the time that fp32 takes to come and go, 18 for 16 bits. Triton
-3.6 has the most: 17.53 to encode fp16 (sm_90), 13.72 to decode bf16 (sm_80)."""
+MOST = {"encode": {"fp32": 21, "bf16": 17.5, "fp16": 17.5}, "decode": {"fp32": 9.5, "bf16": 13.5, "fp16": 9.6}}
+"""Instructions an element; an H200 issues about 36 in the time that fp32 takes to come and go, 18 for 16 bits."""
 
 
 def build(kernel, dtype: str, bits: int, capability: int, aligned: bool = True):

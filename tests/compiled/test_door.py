@@ -14,9 +14,7 @@ from torch._dynamo.utils import counters
 
 import gistkit
 from gistkit.compiled import backend, compat
-from tests.support.compiled_cases import assert_same, loss_of, step  # imports Inductor, past its warnings
-
-from gistkit.compiled.custom import Partitioner  # isort: skip
+from tests.support.compiled_cases import assert_same, loss_of, step
 
 pytestmark = pytest.mark.usefixtures("fresh")
 ROWS = 4
@@ -235,6 +233,8 @@ def test_a_plan_runs_eagerly_under_torch_compile():
 @pytest.mark.parametrize(("words", "reuse"), [({}, None), ({"budget": "60%"}, False)])
 def test_under_a_budget_inductor_keeps_no_freed_buffer(monkeypatch, words, reuse):
     """Else the peak may be above the predicted one; the caller's own word counts, but for the partitioner."""
+    from gistkit.compiled.custom import Partitioner
+
     asked = []
     monkeypatch.setattr(compat, "inductor", lambda graph, *given: asked.append(given[-1]) or graph.forward)
     for options in ({}, {"allow_buffer_reuse": True, "custom_partitioner_fn": None}):
