@@ -42,6 +42,11 @@ def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> tuple[fx.GraphM
     return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
 
 
+def lazy_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A graph module whose code is written once it is needed."""
+    return private("torch.fx._lazy_graph_module", "_LazyGraphModule")(root, graph)
+
+
 def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:
     """The graph compiled by Inductor under torch.compile's words ``mode`` and ``options``."""
     return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
@@ -56,10 +61,7 @@ def operators() -> Any:
 def fake_mode(values: Iterable[Any]) -> Any:
     """The mode of fake tensors that the first fake one of these belongs to."""
     kind = private("torch._subclasses.fake_tensor", "FakeTensor")
-    found = next((v for v in values if isinstance(v, kind)), None)
-    if found is None:
-        raise CompileError(f"compile: graph nodes must carry fake tensors, found none (torch {torch.__version__})")
-    return found.fake_mode
+    return next(v for v in values if isinstance(v, kind)).fake_mode
 
 
 def free_symbols(values: Iterable[Any]) -> set:
@@ -133,9 +135,8 @@ def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
 def emulates_casts(saved: bool = False) -> bool:
     """Whether Inductor is told to round every value of bf16 or fp16 where it is made; ``saved``: whether it rounds a
     saved one for its readers in forward too, as torch 2.13 does."""
-    if not saved:
-        return bool(private("torch._inductor.config", "emulate_precision_casts"))
-    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
+    name = "emulate_precision_casts" + "_on_saved_tensors" * saved
+    return bool(getattr(private("torch._inductor", "config"), name, False))
 
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:

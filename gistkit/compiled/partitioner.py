@@ -116,7 +116,7 @@ class Moves:
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
         for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
-            if choice.kernels and sum(storages(packing.own_tensors(self.pair)).values()) <= self._enough_bytes:
+            if choice.kernels and self.kept() <= self._enough_bytes:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
             else:
                 self._encode(choice)
@@ -125,10 +125,13 @@ class Moves:
     def within(self, budget_bytes: int) -> dict[str, int]:
         """Make moves until the predicted peak fits, or all. The peak by the class of moves, the last one's last."""
         step, peaks = 1 + (len(self._cones) + len(packing.choices(self.pair))) // LOOKS, dict[str, int]()
+        due = self.kept()
         for kind, moves in ((self.settings.fidelity, self._exact_moves()), ("lossy", self._narrow_moves())):
             for index, move in enumerate(moves):
-                if index % step == 0 and self.peak() <= budget_bytes:
-                    break
+                if index % step == 0 and (kept := self.kept()) <= due:
+                    due = kept - (self.peak() - budget_bytes)  # a peak falls by as much as is kept less, at most
+                    if due >= kept:
+                        break
                 move()
             if kind != "lossy" or self.settings.lossy:
                 peaks[kind] = self.peak()
@@ -138,6 +141,11 @@ class Moves:
         """The predicted peak of a step as it is now."""
         self.pair.drop_unread()
         return predicted_peak(self.pair, self.reruns)
+
+    def kept(self) -> int:
+        """The bytes that are kept for backward alone as it is now."""
+        self.pair.drop_unread()
+        return sum(storages(packing.own_tensors(self.pair)).values())
 
     def met(self, budget_bytes: int, peaks: dict[str, int]) -> None:
         """Note the budget that is met. Raises BudgetError where the last of ``peaks`` is above it."""

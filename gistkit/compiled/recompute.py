@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gistkit.compiled import compat
 from gistkit.compiled.rebuilds.flow import library_s
 from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
 from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, value
@@ -45,7 +46,7 @@ def copied(joint: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(joint.graph, {}))
     graph.output_node().meta = dict(joint.graph.output_node().meta)
-    return fx.GraphModule(joint, graph)
+    return compat.lazy_module(joint, graph)
 
 
 def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule:

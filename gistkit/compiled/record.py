@@ -5,15 +5,15 @@ PyTorch's caches was not partitioned here; its record then comes from a file bes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 
 import msgspec
 
 from gistkit.ir import GraphRecord
-from gistkit.profiling import cache_folder
+from gistkit.profiling import cache_folder, write_cached
 
 _OPEN: ContextVar[list[GraphRecord] | None] = ContextVar("gistkit_records", default=None)
 
@@ -37,17 +37,16 @@ def write(record: GraphRecord) -> None:
 
 def remember(key: str, records: list[GraphRecord]) -> None:
     """Write records to the cache. What cannot be written is left out: only a report would miss it."""
-    path = cache_folder() / "compiled" / f"{key}.json"
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_bytes(msgspec.json.encode(records))
-        part.replace(path)
+    write_cached(_file(key), msgspec.json.encode(records))
 
 
 def recalled(key: str) -> list[GraphRecord]:
     """The records under a key, none where there is no file that can be read."""
     try:
-        return msgspec.json.decode((cache_folder() / "compiled" / f"{key}.json").read_bytes(), type=list[GraphRecord])
+        return msgspec.json.decode(_file(key).read_bytes(), type=list[GraphRecord])
     except (OSError, msgspec.MsgspecError):
         return []
+
+
+def _file(key: str) -> Path:
+    return cache_folder() / "compiled" / f"{key}.json"

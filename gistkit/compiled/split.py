@@ -99,11 +99,6 @@ class Pair:
     def tensors(self) -> list[fx.Node]:
         return [node for node in self.saved if is_tensor(node)]
 
-    @property
-    def foreign_storages(self) -> set[int]:
-        """Storages that live anyhow: those of forward's inputs and of the caller's results."""
-        return {storage_of(node) for node in (*self.inputs, *self.outputs) if is_tensor(node)}
-
     def is_saved(self, node: fx.Node) -> bool:
         """Whether backward has a node of forward."""
         return node.name in self._places

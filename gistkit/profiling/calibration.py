@@ -105,6 +105,18 @@ def cache_folder() -> Path:
     return Path(own) if own else (Path(shared) if shared else Path.home() / ".cache") / "gistkit"
 
 
+def write_cached(path: Path, content: bytes) -> bool:
+    """Write a file of a cache, in whole or not at all; whether it could be written."""
+    unfinished = path.with_suffix(f".{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    except OSError:
+        return False
+    return True
+
+
 def calibration_file(device_name: str) -> Path:
     """The file of a device's rates under this PyTorch."""
     card, version = (re.sub(r"[^A-Za-z0-9.+-]+", "-", text) for text in (device_name, str(torch.__version__)))
@@ -123,14 +135,7 @@ def kept_calibration(device_name: str) -> Hardware | None:
 def keep_calibration(found: Hardware) -> Path | None:
     """Write rates where :func:`kept_calibration` finds them; the file, None where it cannot be written."""
     path = calibration_file(found.name)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(found.to_json() + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    except OSError:
-        return None
-    return path
+    return path if write_cached(path, found.to_json().encode() + b"\n") else None
 
 
 def card(name: str, memory_bytes: int) -> Hardware | None:

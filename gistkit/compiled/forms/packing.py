@@ -22,7 +22,7 @@ from gistkit.compiled.forms import bits
 from gistkit.compiled.forms.narrow import Cast, Narrow, narrow
 from gistkit.compiled.pools import only_signs_are_read
 from gistkit.compiled.readers import readers, reads_memory
-from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_bytes, storage_of, storages, value
 from gistkit.formats import SCALE_BLOCK
 from gistkit.ir import Kept
 
@@ -62,7 +62,7 @@ class Rounding(NamedTuple):
 
 def own_tensors(pair: Pair) -> list[fx.Node]:
     """Saved tensors whose storage is neither an input's nor a result's: what backward alone keeps alive."""
-    foreign = pair.foreign_storages
+    foreign = storages((*pair.inputs, *pair.outputs))
     return [node for node in pair.tensors if storage_of(node) not in foreign]
 
 

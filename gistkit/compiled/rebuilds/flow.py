@@ -110,7 +110,7 @@ class Flow:
 def describe(pair: Pair, static_inputs: Collection[int] | None = None, limits: Limits = Limits()) -> Flow:
     """The flow of a cut pair. ``static_inputs``: indices of forward's inputs that outlive the step: parameters."""
     lasting = {node.name for i, node in enumerate(pair.inputs) if i in (static_inputs or ())}
-    foreign = pair.foreign_storages
+    foreign = {storage_of(node) for node in (*pair.inputs, *pair.outputs) if is_tensor(node)}
     arithmetic = Arithmetic(pair, limits.bitwise)
     roundings = arithmetic.roundings
     relaid = compat.prefers_channels_last(pair.forward)
