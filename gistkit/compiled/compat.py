@@ -17,6 +17,7 @@ from torch import fx
 from gistkit.errors import CompileError
 
 RELEASES = "2.11 to 2.13"
+Graphs = tuple[fx.GraphModule, fx.GraphModule]
 NOT_CHECKED = "saved_tensor_with_no_vc_check"
 """In the ``meta`` of a saved tensor that autograd does not check the version of."""
 
@@ -37,9 +38,12 @@ def partitioner_base() -> type:
     return private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 
 
-def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's own cut of the joint graph into forward and backward."""
-    return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
+def min_cut(joint: fx.GraphModule, inputs: Any, again: bool = False, **words: Any) -> Graphs:
+    """PyTorch's own cut of the joint graph into forward and backward; ``again``: of a copy of one that was cut, where
+    no operator is there twice any more."""
+    config, own = private("torch._functorch", "config"), "min_cut_rematerialization_partition"
+    with config.patch(cse=config.cse and not again):
+        return private("torch._functorch.partitioners", own)(joint, inputs, **words)
 
 
 def lazy_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:

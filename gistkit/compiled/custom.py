@@ -11,8 +11,6 @@ from torch import fx
 from gistkit.compiled import compat, door, record
 from gistkit.compiled.partitioner import Settings, cut, sources
 
-Graphs = tuple[fx.GraphModule, fx.GraphModule]
-
 
 @dataclass(frozen=True)
 class KernelPass(compat.pass_base()):
@@ -49,7 +47,7 @@ class Partitioner(compat.partitioner_base()):
         """What PyTorch's caches of compiled graphs tell partitioners apart by."""
         return sources(), repr(self.settings)
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> compat.Graphs:
         return cut(gm, joint_inputs, self.settings, **kwargs)
 
 
@@ -61,7 +59,7 @@ class ForTraced(compat.partitioner_base()):
         settings = door.settings_in_force()
         return "plain" if settings is None else Partitioner(settings).uuid()
 
-    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Graphs:
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> compat.Graphs:
         settings = door.settings_in_force()
         if settings is None:
             return compat.min_cut(gm, joint_inputs, **kwargs)

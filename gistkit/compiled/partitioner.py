@@ -8,8 +8,10 @@ named. Where all are too few, and bits may differ, backward runs as few segments
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -250,21 +252,22 @@ def _within_budget(settings: Settings, made: Callable[..., Moves]) -> Moves:
     return moves
 
 
-def cut(
-    joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Settings, **words: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
+def cut(joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Settings, **words: Any) -> compat.Graphs:
     """The graphs of forward and backward, cut as PyTorch cuts them, with what crosses in fewer bytes. ``words`` are
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     static = tuple(words.get("static_lifetime_input_indices") or ())
-    untouched = None if settings.exact or settings.budget is None else recompute.copied(joint_graph)
 
     def made(segments: Sequence[Segment] = (), plain: Moves | None = None) -> Moves:
-        graph = recompute.tagged(untouched, segments) if untouched and plain else joint_graph
-        pair = Pair(*compat.min_cut(graph, inputs, **words), words["num_fwd_outputs"])
+        graph = recompute.tagged(joint_graph, segments) if plain else joint_graph
+        pair = Pair(*compat.min_cut(graph, inputs, plain is not None, **words), words["num_fwd_outputs"])
         return Moves(pair, settings, static, plain)
 
-    moves = made().all() if settings.budget is None else _within_budget(settings, made)
+    with ExitStack() as stack:
+        if not gc.get_freeze_count():  # collections of garbage leave out what was there before, many objects
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+        moves = made().all() if settings.budget is None else _within_budget(settings, made)
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

@@ -41,18 +41,12 @@ def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
     return divided(operators)
 
 
-def copied(joint: fx.GraphModule) -> fx.GraphModule:
-    """A joint graph of its own, with the same values."""
+def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule:
+    """A copy of a joint graph with tags for PyTorch's cut: backward runs the segments again. The caller's tags stay."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(joint.graph, {}))
     graph.output_node().meta = dict(joint.graph.output_node().meta)
-    return compat.lazy_module(joint, graph)
-
-
-def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule:
-    """A copy of a joint graph with tags for PyTorch's cut: backward runs the segments again. The caller's tags stay."""
-    graph = copied(joint)
-    named = {node.name: node for node in graph.graph.nodes}
+    named = {node.name: node for node in graph.nodes}
     for number, segment in enumerate(segments):
         saved = {origin(behind_views(named[name])) for name in segment.saved}
         for node in saved:  # of several results each that is read is saved, as the operator does not run again
@@ -61,4 +55,4 @@ def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule
             made = origin(node)
             if not (made in saved or made.is_impure() or "recompute" in node.meta):
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
-    return graph
+    return compat.lazy_module(joint, graph)
