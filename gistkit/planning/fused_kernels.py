@@ -96,13 +96,12 @@ def _late(kernels: list[Kernel]) -> list[Kernel]:
 
 
 def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
-    """The kernels, some in one, as Inductor fuses those of one size that read a tensor as large as any of theirs and do
-    not wait for each other: the gradients of both norms behind a residual sum. One of several runs where the first of
-    them would, right behind all that it waits for: a weight's gradient that is computed in between comes later."""
+    """The kernels, some in one, at the last one's place, as Inductor fuses those of one size that read a tensor as
+    large as any of theirs and do not wait for each other: the gradients of both norms behind a residual sum."""
     size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
     largest = [max((size.get(key, 0) for key in k.reads), default=0) for k in kernels]
     least, maker, behind = max(largest, default=0) >> _SMALL, dict[int, int](), list[int]()
-    found, places = list[Kernel | None](kernels), list(range(len(kernels)))
+    found: list[Kernel | None] = list(kernels)
     for j, kernel in enumerate(kernels):
         sources = {maker[key] for key in kernel.reads if key in maker}
         behind.append(functools.reduce(operator.or_, (behind[s] | 1 << s for s in sources), 0))
@@ -112,23 +111,17 @@ def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
             if other is None or not other.fusible or largest[i] != largest[j] or (behind[j] >> i | behind[i] >> j) & 1:
                 continue
             shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
-            if shared == largest[j] and max(other.made.values()) == max(kernel.made.values()):
+            if shared == largest[j] and sum(other.made.values()) == sum(kernels[j].made.values()):
                 kernel = kernel._replace(made=other.made | kernel.made, reads=other.reads | kernel.reads, joined=True)
-                found[i], found[j], places[j] = None, kernel, min(places[i], places[j])
+                found[i], found[j] = None, kernel
                 either, both = 1 << i | 1 << j, behind[i] | behind[j] | 1 << i | 1 << j
                 for k in (k for k in range(j + 1) if k in (i, j) or behind[k] & either):  # they wait for both now
                     behind[k] |= both
-    makers = {key: kernel for kernel in found if kernel for key in kernel.made}
-    order, seen = list[Kernel](), set[int]()
-
-    def run(kernel: Kernel) -> None:
-        if id(kernel) not in seen:
-            seen.add(id(kernel))
-            for key in sorted(kernel.reads & makers.keys(), key=maker.__getitem__):
-                run(makers[key])
-            order.append(kernel)
-
-    for index in sorted(range(len(found)), key=places.__getitem__):
-        if (kernel := found[index]) is not None:
-            run(kernel)
+    order, missing, waiting = list[Kernel](), set(maker), list[Kernel]()
+    for kernel in filter(None, found):  # what reads a kernel that was joined to a later one comes behind that
+        waiting.append(kernel)
+        while ready := next((k for k in waiting if missing.isdisjoint(k.reads - k.made.keys())), None):
+            waiting.remove(ready)
+            order.append(ready)
+            missing.difference_update(ready.made)
     return order

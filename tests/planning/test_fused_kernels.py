@@ -29,25 +29,6 @@ def test_kernels_that_wait_for_each_other_stay_apart():
     assert peak([first, library, second], {0: 100}, {3}, {99}, joins=True) == 300
 
 
-def test_three_kernels_run_together():
-    """A gated MLP's product, for a weight's gradient, and the gradients of both factors: no operand is freed yet."""
-    kernels = []
-    for i, read in enumerate(({0, 1}, {0, 2}, {0, 1, 2})):
-        kernels += Kernel({3 + i: 100}, frozenset(read), True, True), Kernel({6 + i: 1}, frozenset({3 + i}))
-    assert peak(kernels, dict.fromkeys(range(3), 100), {6, 7, 8}, {99}, joins=True) == 600
-    assert peak(kernels, dict.fromkeys(range(3), 100), {6, 7, 8}, {99}) == 402
-
-
-def test_what_the_first_of_several_waits_for_runs_before_what_lies_between():
-    """Two norms' gradients in one kernel: what the second waits for is made while the logits are still there, though
-    the weight's gradient that frees them comes first in the graph."""
-    first, second = Kernel({2: 10}, frozenset({1}), True, True), Kernel({5: 10}, frozenset({1, 3}), True, True)
-    weight, library = Kernel({4: 1}, frozenset({0})), Kernel({3: 30}, frozenset({9}))
-    start = {0: 800, 1: 30, 9: 5}
-    assert peak([first, weight, library, second], start, {2, 4, 5}, {99}, joins=True) == 800 + 30 + 30 + 10 + 10
-    assert peak([first, weight, library, second], start, {2, 4, 5}, {99}) == 800 + 30 + 5 + 10 + 1
-
-
 def test_a_sum_runs_with_the_kernel_that_reads_it_first():
     """Both of its operands are there while what the other operand of that kernel is made of is computed."""
     total = Kernel({2: 100}, frozenset({0, 1}), True, True)
