@@ -139,8 +139,9 @@ def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
 def emulates_casts(saved: bool = False) -> bool:
     """Whether Inductor is told to round every value of bf16 or fp16 where it is made; ``saved``: whether it rounds a
     saved one for its readers in forward too, as torch 2.13 does."""
-    name = "emulate_precision_casts" + "_on_saved_tensors" * saved
-    return bool(getattr(private("torch._inductor", "config"), name, False))
+    if not saved:
+        return bool(private("torch._inductor.config", "emulate_precision_casts"))
+    return bool(getattr(private("torch._inductor", "config"), "emulate_precision_casts_on_saved_tensors", False))
 
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
