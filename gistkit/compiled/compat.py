@@ -39,16 +39,11 @@ def partitioner_base() -> type:
 
 
 def min_cut(joint: fx.GraphModule, inputs: Any, again: bool = False, **words: Any) -> Graphs:
-    """PyTorch's own cut of the joint graph into forward and backward; ``again``: of a copy of one that was cut, where
-    no operator is there twice any more."""
+    """PyTorch's own cut of the joint graph into forward and backward; ``again``: of a copy of a graph that was cut
+    before, in which equal operators are one already."""
     config, own = private("torch._functorch", "config"), "min_cut_rematerialization_partition"
     with config.patch(cse=config.cse and not again):
         return private("torch._functorch.partitioners", own)(joint, inputs, **words)
-
-
-def lazy_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A graph module whose code is written once it is needed."""
-    return private("torch.fx._lazy_graph_module", "_LazyGraphModule")(root, graph)
 
 
 def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:
@@ -65,7 +60,10 @@ def operators() -> Any:
 def fake_mode(values: Iterable[Any]) -> Any:
     """The mode of fake tensors that the first fake one of these belongs to."""
     kind = private("torch._subclasses.fake_tensor", "FakeTensor")
-    return next(v for v in values if isinstance(v, kind)).fake_mode
+    found = next((v for v in values if isinstance(v, kind)), None)
+    if found is None:
+        raise CompileError(f"compile: graph nodes must carry fake tensors, found none (torch {torch.__version__})")
+    return found.fake_mode
 
 
 def free_symbols(values: Iterable[Any]) -> set:

@@ -69,7 +69,9 @@ class Builder:
 def rebuild(pair: Pair, cone: Cone) -> None:
     """Save ``cone.root`` no more; backward computes it from the cone's leaves: once for all its readers, as a buffer of
     its own, in the layout that forward gives to what it saves, after the gradient that the first of them needs.
-    Raises ValueError where a leaf is an input that forward overwrites."""
+    Raises ValueError where ``cone.root`` is not saved, or a leaf is an input that forward overwrites."""
+    if not pair.is_saved(cone.root):
+        raise ValueError(f"rebuild: {cone.root.name} must be a saved tensor of the pair; take one of Pair.tensors")
     held = {leaf: pair.held(leaf) for leaf in cone.leaves}  # one of which a view is saved is read through that
     held |= {leaf: _moment(pair, leaf, count) for leaf, count in cone.counts.items()}
     places = {leaf: pair.place(node) for leaf, node in held.items()}

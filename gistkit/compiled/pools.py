@@ -70,4 +70,5 @@ def rewritten(joint: fx.GraphModule) -> int:
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
         count += 1
     graph.eliminate_dead_code()
+    graph.lint()
     return count

@@ -8,7 +8,6 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from gistkit.compiled import compat
 from gistkit.compiled.rebuilds.flow import library_s
 from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
 from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, value
@@ -55,4 +54,4 @@ def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule
             made = origin(node)
             if not (made in saved or made.is_impure() or "recompute" in node.meta):
                 node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
-    return compat.lazy_module(joint, graph)
+    return type(joint).__mro__[1](joint, graph)  # each has a class of its own; Inductor's writes code once it is needed
