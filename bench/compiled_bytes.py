@@ -38,10 +38,11 @@ from gistkit.compiled import compat, pools
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
 from gistkit.compiled.rebuilds import rounding
-from gistkit.compiled.rebuilds.choice import Choice, Limits, choose
-from gistkit.compiled.rebuilds.flow import UNKEPT, Flow, Value, describe
+from gistkit.compiled.rebuilds.flow import describe
 from gistkit.compiled.recompute import tagged
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
+from gistkit.planning.flow import UNKEPT, Flow, Limits, Value
+from gistkit.planning.rebuilds import Choice, choose
 
 TIMM = {
     "resnet50": "resnet50", "vgg16": "vgg16", "efficientnet": "efficientnet_b0", "mobilenetv3": "mobilenetv3_large_100",

@@ -27,7 +27,6 @@ from gistkit.compiled.late import rebuild_late
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.parts import read_from_wholes
 from gistkit.compiled.readers import reads_memory
-from gistkit.compiled.rebuilds.choice import Limits
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
 from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
@@ -35,6 +34,7 @@ from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import GraphRecord, Kept
 from gistkit.planning.cost import parse_budget
+from gistkit.planning.flow import Limits
 from gistkit.planning.segments import Segment, fewest
 from gistkit.version import VERSION
 

@@ -10,8 +10,8 @@ from torch import nn
 from bench.compiled_bytes import norms_in_fp32
 from gistkit.compiled import Settings
 from gistkit.compiled.forms import narrow
-from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Value
+from gistkit.planning.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Limits, Value
+from gistkit.planning.rebuilds import choose
 
 with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     warnings.simplefilter("ignore")

@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from gistkit.compiled.edit import rebuild
 from gistkit.compiled.late import rebuild_late
-from gistkit.compiled.rebuilds.choice import Limits, choose
 from gistkit.compiled.rebuilds.cones import planned, readers_first
-from gistkit.compiled.rebuilds.flow import CHEAP, FREE, MADE, Flow, Value, cheapest, describe
+from gistkit.compiled.rebuilds.flow import describe
 from gistkit.compiled.rebuilds.rounding import Roundings
 from gistkit.compiled.split import value
+from gistkit.planning.flow import CHEAP, FREE, MADE, Flow, Limits, Value, cheapest
+from gistkit.planning.rebuilds import choose
 from tests.support.compiled_cases import NETS, Residual, assert_same, case, plain_step, resnet, run_edited
 
 SMALL = Limits(least_bytes=1)
@@ -235,7 +236,7 @@ def test_rebuilt_networks_have_the_same_bits(name, made, gain, dynamic):
     model, x, y = case(name)
 
     def edit(pair):
-        flow = describe(pair, limits=limits)
+        flow = describe(pair, None, limits)
         choice, cones = planned(pair, limits)
         for cone in cones:
             made(pair, cone)
@@ -256,7 +257,7 @@ def pair_of(function):
     pairs = []
 
     def edit(pair):
-        pairs.append((pair, describe(pair)))
+        pairs.append((pair, describe(pair, None, Limits())))
 
     class Net(nn.Module):
         def __init__(self):

@@ -11,19 +11,10 @@ from torch import nn
 
 from gistkit.compiled import Settings, edit, partitioner, record
 from gistkit.compiled.forms import narrow
-from gistkit.compiled.rebuilds.choice import Limits, choose
-from gistkit.compiled.rebuilds.flow import (
-    CHEAP,
-    DEPTHWISE_A_S,
-    FREE,
-    MADE,
-    OPERATIONS_A_S,
-    UNKEPT,
-    Flow,
-    Value,
-    library_s,
-)
+from gistkit.compiled.rebuilds.flow import DEPTHWISE_A_S, OPERATIONS_A_S, library_s
 from gistkit.compiled.rebuilds.rounding import behind_views
+from gistkit.planning.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Limits, Value
+from gistkit.planning.rebuilds import choose
 from tests.compiled.test_partitioner import amp_loss, run
 from tests.support.compiled_cases import assert_same, loss_of
 
@@ -169,7 +160,7 @@ def test_what_libraries_alone_read_is_written_by_a_kernel_that_reads_its_sources
 @pytest.mark.parametrize(("enough", "rebuilds"), [(1.0, False), (1.5, True)])
 def test_more_rebuilds_are_made_where_the_usual_share_saves_too_little(monkeypatch, enough, rebuilds):
     monkeypatch.setattr(partitioner, "USUAL_SHARE", 0.0)
-    monkeypatch.setattr("gistkit.compiled.rebuilds.choice.ENOUGH", enough)
+    monkeypatch.setattr("gistkit.planning.rebuilds.ENOUGH", enough)
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
     assert any(row.form == "rebuild" for row in graph.rows) == rebuilds

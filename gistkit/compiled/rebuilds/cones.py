@@ -8,9 +8,10 @@ from torch import fx
 
 from gistkit.compiled import edit
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic
-from gistkit.compiled.rebuilds.choice import Choice, Cone, Limits, choose
 from gistkit.compiled.rebuilds.flow import TWIN, describe
 from gistkit.compiled.split import Pair
+from gistkit.planning.flow import Limits
+from gistkit.planning.rebuilds import Choice, Cone, choose
 
 
 def planned(pair: Pair, limits: Limits, static_inputs: Collection[int] | None = None) -> tuple[Choice, list[edit.Cone]]:

@@ -1,6 +1,6 @@
 """Which of the tensors that backward reads are kept, and which are computed anew from those: rebuilds.
 
-The choice is a minimum cut over all of forward (:func:`gistkit.compiled.rebuilds.flow.cheapest`), so that a tensor
+The choice is a minimum cut over all of forward (:func:`gistkit.planning.flow.cheapest`), so that a tensor
 that PyTorch's cut did not keep is kept where it serves several rebuilds: a convolution's output for the norm, the
 activation and the mask behind it. A cut alone would rebuild the last block's input from every block before it. So
 each rebuild is held to limits, and where it exceeds them a value on its way is kept after all: the last that serves
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from gistkit.compiled.rebuilds.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Limits, Value, cheapest, region
+from gistkit.planning.flow import BYTES_A_S, CHEAP, FREE, UNKEPT, Flow, Limits, Value, cheapest, region
 
 _ROUNDS = 12
 ENOUGH = 1.5
