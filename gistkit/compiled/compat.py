@@ -222,6 +222,16 @@ def join(kernels: list[Any]) -> list[Any]:
     return draw_in_turn(scheduler.topological_sort_schedule(list(found)))
 
 
+def join_late(kernels: list[Any]) -> list[Any]:
+    """:func:`join`, with each kernel where the last of those that Inductor fused to it would run, not the first: as
+    :mod:`gistkit.compiled.memory` predicts the peak. Inductor takes an order of its own where that needs less."""
+    kernels, places = join(kernels), dict[Any, int]()
+    for kernel in kernels:
+        place = max([kernel.max_order, *(places.get(dep.name, 0) for dep in kernel.unmet_dependencies)])
+        places |= dict.fromkeys((kernel, *kernel.get_buffer_names()), place)
+    return sorted(kernels, key=places.__getitem__)
+
+
 def operands(node: fx.Node) -> dict[str, Any]:
     """What an operator of a graph is called with, by its schema's names, defaults included."""
     named = getattr(getattr(node.target, "_schema", None), "arguments", ())

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +149,30 @@ def test_a_dropout_behind_an_attention_that_draws_is_told(share, before, told):
     graph.call_function(torch.ops.prims.inductor_seeds.default, (2, torch.device("cpu")))
     graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, (x, x, x), {"dropout_p": 0.1})
     assert bool(compat.other_draws(graph)) == told
+
+
+class Written:
+    """A kernel of Inductor's: its buffers, those that it reads, and the last place of what was fused to it."""
+
+    node = None
+
+    def __init__(self, names, reads, max_order):
+        self.names, self.max_order = set(names.split()), max_order
+        self.unmet_dependencies = [SimpleNamespace(name=name) for name in reads.split()]
+
+    def get_buffer_names(self):
+        return self.names
+
+
+def test_under_a_budget_a_kernel_runs_where_the_last_of_those_in_it_would():
+    # a Llama's: gradients of two norms are one kernel, which Inductor runs, with all that it waits for, ahead of the
+    # product that frees the logits
+    kernels = [
+        Written("logits", "", 1), Written("gated", "logits", 20), Written("norms norm", "gated", 33),
+        Written("cast", "norm", 5), Written("product", "logits", 13), Written("last", "norms", 34),
+    ]  # fmt: skip
+    order = [sorted(kernel.names)[-1] for kernel in compat.join_late(kernels)]
+    assert order == ["logits", "product", "gated", "norms", "cast", "last"]
 
 
 def test_caches_stay_valid_and_the_report_with_them(plain):
