@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
 FACTORS = 2, 3, 4, 8, 16  # the least that is kept of a segment, in multiples of what crosses behind it
-GUESSES = 3
+_USUAL = 0.75  # of the modelled bytes: where the peak falls by less, another part of the step has the peak
 
 
 class Operator(NamedTuple):
@@ -77,64 +77,80 @@ def divided(operators: Sequence[Operator]) -> list[list[Segment]]:
     """The segments at each of ``FACTORS`` where there are any, with and without the first one: a convolution of images
     takes long for what it frees (as modelled for a ResNet-50, 0.9 ms for 230 MiB; the next block 0.3 ms for 290)."""
     found = [segments(operators, factor) for factor in FACTORS]
-    return [part for each in found for part in (each, each[1:]) if part]
+    parts = [part for each in found for part in (each, each[1:]) if part]
+    return [part for place, part in enumerate(parts) if part not in parts[:place]]
+
+
+@dataclass
+class _Known:
+    """What tries have shown of a division: its first ``few`` segments are too few, for which the peak falls by
+    ``gain_bytes``; ``enough`` fit, one more than all where none did; ``share``: of the bytes that they free as
+    modelled, those by which the peak fell at the last try."""
+
+    division: Sequence[Segment]
+    few: int
+    gain_bytes: int
+    enough: int
+    share: float | None = None
+
+    def guess(self, missing: int, usual: float) -> int | None:
+        """How many segments to try next; None where no more are worth it."""
+        freed = _freed(self.division)
+        count = max(self.few + 1, bisect_left(freed, missing / (self.share or usual)))
+        if freed[-1] >= missing and self.few < len(self.division):
+            count = min(count, len(self.division))
+        return count if count < self.enough else None
+
+    def learn(self, found: Found, gain_bytes: int, fits: bool) -> float:
+        """Take in a try; the share of the modelled bytes by which the peak fell."""
+        every, share = len(self.division), max(gain_bytes, 1) / max(_freed(self.division)[found.count], 1)
+        if fits:  # what frees no more than fewer segments lowers the share of all
+            self.enough, self.share = found.count, share if found.count < every else 1.0
+        else:  # where it is no more than with fewer segments, another part of the step has the peak
+            self.few, self.share = found.count if gain_bytes > self.gain_bytes else every, share
+            self.gain_bytes = gain_bytes
+        return share
+
+    def time_s(self, count: int) -> float:
+        return sum(segment.time_s for segment in self.division[:count])
 
 
 def fewest(
     divisions: Sequence[Sequence[Segment]], made: Callable[[Sequence[Segment]], Made], peak: Callable[[Made], int],
     budget_bytes: int, peak_bytes: int,
 ) -> Found[Made] | None:  # fmt: skip
-    """As few of the first segments as fit in a budget, of the division of forward that takes the least time for what is
-    missing; ``peak_bytes``: without segments. Where none fits, all of the division with the least peak; None where
-    nothing is missing, or without divisions."""
-
-    def tried(division: Sequence[Segment], count: int) -> Found[Made]:
-        done = made(division[:count])
-        return Found(done, peak(done), count)
-
-    missing, quickest, least = peak_bytes - budget_bytes, None, None
+    """The first segments of a division that fit in a budget and take least time by the model; ``peak_bytes``: without
+    segments. Tried is what may be the quickest: of each division as many segments as free what is missing, where the
+    peak falls by such a share of the modelled bytes as in the tries before. Where none fits, that with the least peak;
+    None where nothing is missing, or without divisions."""
+    missing, usual, quickest, least, least_s = peak_bytes - budget_bytes, 1.0, None, None, inf
     if missing <= 0:
         return None
-    for division in sorted(divisions, key=lambda each: _time_s(each, missing)):
-        if quickest and _time_s(division, missing) >= quickest[0]:
-            break  # this one and those behind it take longer, by the bytes that they free
-        found = tried(division, len(division))
+    known = [_Known(division, 0, 0, len(division) + 1) for division in divisions]
+
+    def tried(each: _Known, count: int) -> Found[Made]:
+        done = made(each.division[:count])
+        return Found(done, peak(done), count)
+
+    while True:
+        guesses = ((each.guess(missing, usual), each) for each in known)
+        timed = [(each.time_s(count), count, place) for place, (count, each) in enumerate(guesses) if count]
+        next_s, count, place = min(timed, default=(inf, 0, 0))
+        if next_s >= least_s:
+            break
+        found = tried(known[place], count)
+        share = known[place].learn(found, peak_bytes - found.peak_bytes, found.peak_bytes <= budget_bytes)
+        usual = share if share > _USUAL else usual
         least = min(least or found, found, key=lambda each: each.peak_bytes)
         if found.peak_bytes <= budget_bytes:
-            needed = _freed(division)[-1] * missing / (peak_bytes - found.peak_bytes)
-            fits = _time_s(division, needed), division, found
-            quickest = min(quickest or fits, fits, key=lambda each: each[0])
-    if quickest is None:
-        return least
-    _, division, found = quickest
-    return _fewest_of(division, tried, found, budget_bytes, peak_bytes)
-
-
-def _fewest_of(
-    division: Sequence[Segment], tried: Callable[[Sequence[Segment], int], Found[Made]], enough: Found[Made],
-    budget_bytes: int, peak_bytes: int,
-) -> Found[Made]:  # fmt: skip
-    """As few of a division's segments as fit, of which ``enough`` do: ``GUESSES`` times as many are tried as the bytes
-    that they free let expect, then half of what is left."""
-    freed, few, few_bytes, tries = _freed(division), 0, peak_bytes, 0
-    while enough.count - few > 1:
-        share = (few_bytes - budget_bytes) / (few_bytes - enough.peak_bytes)
-        guess = bisect_left(freed, freed[few] + share * (freed[enough.count] - freed[few]))
-        count = min(max(guess, few + 1), enough.count - 1) if tries < GUESSES else (few + enough.count) // 2
-        found, tries = tried(division, count), tries + 1
-        if found.peak_bytes <= budget_bytes:
-            enough = found
-        else:
-            few, few_bytes = count, found.peak_bytes
-    return enough
+            quickest, least_s = found, next_s
+    for each in known if quickest is None else ():
+        if each.few < len(each.division):
+            found = tried(each, len(each.division))
+            least = min(least or found, found, key=lambda each: each.peak_bytes)
+    return quickest or least
 
 
 def _freed(division: Sequence[Segment]) -> list[int]:
     """Bytes that the first segments free, from none on."""
     return list(accumulate((max(0, s.freed_bytes) for s in division), initial=0))
-
-
-def _time_s(division: Sequence[Segment], size: float) -> float:
-    """What the first segments take that free ``size`` bytes; infinity where all free less."""
-    freed = _freed(division)
-    return sum(s.time_s for s in division[: bisect_left(freed, size)]) if freed[-1] >= size else inf

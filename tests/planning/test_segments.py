@@ -78,8 +78,9 @@ def test_a_first_segment_that_takes_long_for_what_it_frees_does_not_run_again():
 
 
 @pytest.mark.parametrize("peaks", [(100, 90, 80, 70, 60), (100, 99, 98, 97, 60), (100, 61, 62, 63, 60)])
-def test_divisions_that_take_longer_are_not_made(peaks):
-    """Counts are found whatever the peaks are: of segments that free as many bytes as expected, late, or early."""
+def test_a_division_is_found_whatever_the_peaks_are(peaks):
+    """Segments free as many bytes as expected, late, or early. As expected, the first try is the last, and a division
+    that takes longer is not made."""
     tried = []
 
     def made(parts):
@@ -90,9 +91,29 @@ def test_divisions_that_take_longer_are_not_made(peaks):
     for budget in range(60, 100):
         tried.clear()
         found = fewest([slow, quick], made, peaks.__getitem__, budget, 100)
-        fits = [peaks[count] <= budget for count in range(5)]
-        assert fits[found.count] and not fits[found.count - 1] and found.peak_bytes == peaks[found.count]
-        assert all(part[0].time_s == 1.0 for part in tried) and len(tried) <= 4
+        assert found.peak_bytes == peaks[found.count] <= budget and found.made == found.count
+        assert len(set(map(tuple, tried))) == len(tried) <= 4
+        if peaks[1] == 90:
+            assert tried == [quick[: found.count]] and peaks[found.count - 1] > budget
+
+
+def test_a_division_with_which_the_peak_stays_is_left():
+    """The peak falls by 20 at most where segments take 1 s, as another part of the step has it."""
+    tried, quick, slow = [], blocks_of(8, 10, 1.0), blocks_of(8, 10, 5.0)
+
+    def peak(parts):
+        tried.append(parts)
+        return 100 - (min(20, 10 * len(parts)) if parts[0].time_s == 1.0 else 9 * len(parts))
+
+    found = fewest([quick, slow], list, peak, 60, 100)
+    assert (found.peak_bytes, found.made) == (55, slow[:5])
+    assert [(part[0].time_s, len(part)) for part in tried] == [(1.0, 4), (1.0, 8), (5.0, 4), (5.0, 5)]
+
+
+def test_where_nothing_fits_the_least_peak_is_told():
+    divisions = blocks_of(2, 10, 1.0), blocks_of(3, 9, 1.0)
+    found = fewest(divisions, list, lambda parts: 100 - sum(s.freed_bytes for s in parts), 50, 100)
+    assert (found.peak_bytes, found.count) == (73, 3)
 
 
 def test_time_is_of_what_runs_again():
