@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 Made = TypeVar("Made")
 FACTORS = 2, 3, 4, 8, 16  # the least that is kept of a segment, in multiples of what crosses behind it
 _USUAL = 0.75  # of the modelled bytes: where the peak falls by less, another part of the step has the peak
+_WORTH = 0.97  # of the quickest's time: what takes more is not tried
 
 
 class Operator(NamedTuple):
@@ -97,7 +98,7 @@ class _Known:
         """How many segments to try next; None where no more are worth it."""
         freed = _freed(self.division)
         count = max(self.few + 1, bisect_left(freed, missing / (self.share or usual)))
-        if freed[-1] >= missing and self.few < len(self.division):
+        if freed[-1] >= missing and self.share is None:
             count = min(count, len(self.division))
         return count if count < self.enough else None
 
@@ -136,7 +137,7 @@ def fewest(
         guesses = ((each.guess(missing, usual), each) for each in known)
         timed = [(each.time_s(count), count, place) for place, (count, each) in enumerate(guesses) if count]
         next_s, count, place = min(timed, default=(inf, 0, 0))
-        if next_s >= least_s:
+        if next_s >= _WORTH * least_s:
             break
         found = tried(known[place], count)
         share = known[place].learn(found, peak_bytes - found.peak_bytes, found.peak_bytes <= budget_bytes)
