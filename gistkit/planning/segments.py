@@ -85,8 +85,8 @@ def divided(operators: Sequence[Operator]) -> list[list[Segment]]:
 @dataclass
 class _Known:
     """What tries have shown of a division: its first ``few`` segments are too few, for which the peak falls by
-    ``gain_bytes``; ``enough`` fit, one more than all where none did; ``share``: of the bytes that they free as
-    modelled, those by which the peak fell at the last try."""
+    ``gain_bytes``; ``enough`` and more need not be tried, as they fit or are no better; ``share``: of the bytes that
+    they free as modelled, those by which the peak fell at the last try."""
 
     division: Sequence[Segment]
     few: int
@@ -107,9 +107,10 @@ class _Known:
         every, share = len(self.division), max(gain_bytes, 1) / max(_freed(self.division)[found.count], 1)
         if fits:  # what frees no more than fewer segments lowers the share of all
             self.enough, self.share = found.count, share if found.count < every else 1.0
-        else:  # where it is no more than with fewer segments, another part of the step has the peak
-            self.few, self.share = found.count if gain_bytes > self.gain_bytes else every, share
-            self.gain_bytes = gain_bytes
+        else:
+            if gain_bytes <= self.gain_bytes:  # another part of the step has the peak
+                self.enough = found.count + 1
+            self.few, self.gain_bytes, self.share = found.count, gain_bytes, share
         return share
 
     def time_s(self, count: int) -> float:

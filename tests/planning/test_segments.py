@@ -1,5 +1,7 @@
 """Cuts of a forward into segments, as data."""
 
+import random
+
 import pytest
 
 from gistkit.planning.segments import Operator, Segment, divided, fewest, segments
@@ -114,6 +116,28 @@ def test_where_nothing_fits_the_least_peak_is_told():
     divisions = blocks_of(2, 10, 1.0), blocks_of(3, 9, 1.0)
     found = fewest(divisions, list, lambda parts: 100 - sum(s.freed_bytes for s in parts), 50, 100)
     assert (found.peak_bytes, found.count) == (73, 3)
+
+
+@pytest.mark.parametrize("seed", range(500))
+def test_no_segments_are_made_twice_and_a_division_that_fits_is_found(seed):
+    """Peaks are random: that of all segments of a division, where it fits, is not missed."""
+    draw, tried = random.Random(seed), []
+    divisions = [[Segment((f"{i}",), (), draw.choice([-5, 0, 5, 30]), draw.choice([0.0, 1.0, 5.0]))
+                  for _ in range(draw.randint(1, 8))] for i in range(draw.randint(1, 5))]  # fmt: skip
+    peaks = [[draw.randint(0, 120) for _ in range(9)] for _ in divisions]
+
+    def made(parts):
+        tried.append((int(parts[0].operators[0]), len(parts)))
+        return tried[-1]
+
+    def peak(key):
+        return peaks[key[0]][key[1]]
+
+    budget = draw.randint(0, 99)
+    found = fewest(divisions, made, peak, budget, 100)
+    assert len(set(tried)) == len(tried) and found.peak_bytes == peak(found.made)
+    assert found.peak_bytes <= max(budget, min(map(peak, tried)))
+    assert found.peak_bytes <= max(budget, min(peak((i, len(each))) for i, each in enumerate(divisions)))
 
 
 def test_time_is_of_what_runs_again():
