@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 Made = TypeVar("Made")
 FACTORS = 2, 3, 4, 8, 16  # the least that is kept of a segment, in multiples of what crosses behind it
-_USUAL = 0.75  # of the modelled bytes: where the peak falls by less, another part of the step has the peak
+_USUAL = 0.3  # of the modelled bytes: where the peak falls by less, another part of the step has the peak
 _WORTH = 0.97  # of the quickest's time: what takes more is not tried
 
 
@@ -84,34 +84,35 @@ def divided(operators: Sequence[Operator]) -> list[list[Segment]]:
 
 @dataclass
 class _Known:
-    """What tries have shown of a division: its first ``few`` segments are too few, for which the peak falls by
-    ``gain_bytes``; ``enough`` and more need not be tried, as they fit or are no better; ``share``: of the bytes that
-    they free as modelled, those by which the peak fell at the last try."""
+    """What tries have shown of a division: its first ``few`` segments are too few, and the peak falls by ``gain_bytes``
+    with them; ``enough`` and more need not be tried, as they fit or are no better; ``share``: of the bytes that they
+    free as modelled, those by which the peak fell at the last try."""
 
     division: Sequence[Segment]
-    few: int
-    gain_bytes: int
     enough: int
+    few: int = 0
+    gain_bytes: int = 0
     share: float | None = None
 
     def guess(self, missing: int, usual: float) -> int | None:
-        """How many segments to try next; None where no more are worth it."""
+        """How many segments to try next: all where ``share`` lets expect that all are too few, though they would do as
+        modelled, and one fewer than fit where it lets expect more. None where no number is worth it."""
         freed = _freed(self.division)
         count = max(self.few + 1, bisect_left(freed, missing / (self.share or usual)))
-        if freed[-1] >= missing and self.share is None:
-            count = min(count, len(self.division))
-        return count if count < self.enough else None
+        if self.enough <= len(self.division) or freed[-1] >= missing:
+            count = min(count, self.enough - 1)
+        return count if self.few < count < self.enough else None
 
-    def learn(self, found: Found, gain_bytes: int, fits: bool) -> float:
+    def learn(self, count: int, gain_bytes: int, fits: bool) -> float:
         """Take in a try; the share of the modelled bytes by which the peak fell."""
-        every, share = len(self.division), max(gain_bytes, 1) / max(_freed(self.division)[found.count], 1)
-        if fits:  # what frees no more than fewer segments lowers the share of all
-            self.enough, self.share = found.count, share if found.count < every else 1.0
+        self.share = max(gain_bytes, 1) / max(_freed(self.division)[count], 1)
+        if fits:
+            self.enough = count
         else:
             if gain_bytes <= self.gain_bytes:  # another part of the step has the peak
-                self.enough = found.count + 1
-            self.few, self.gain_bytes, self.share = found.count, gain_bytes, share
-        return share
+                self.enough = count + 1
+            self.few, self.gain_bytes = count, gain_bytes
+        return self.share
 
     def time_s(self, count: int) -> float:
         return sum(segment.time_s for segment in self.division[:count])
@@ -121,14 +122,14 @@ def fewest(
     divisions: Sequence[Sequence[Segment]], made: Callable[[Sequence[Segment]], Made], peak: Callable[[Made], int],
     budget_bytes: int, peak_bytes: int,
 ) -> Found[Made] | None:  # fmt: skip
-    """The first segments of a division that fit in a budget and take least time by the model; ``peak_bytes``: without
-    segments. Tried is what may be the quickest: of each division as many segments as free what is missing, where the
-    peak falls by such a share of the modelled bytes as in the tries before. Where none fits, that with the least peak;
-    None where nothing is missing, or without divisions."""
+    """As few of the first segments of a division as fit in a budget, of the division with which they take least time by
+    the model; ``peak_bytes``: without segments. What may be the quickest is tried first: of each division as many
+    segments as free what is missing, where the peak falls by such a share of the modelled bytes as in the tries before.
+    Where none fits, the least peak; None where nothing is missing, or without divisions."""
     missing, usual, quickest, least, least_s = peak_bytes - budget_bytes, 1.0, None, None, inf
     if missing <= 0:
         return None
-    known = [_Known(division, 0, 0, len(division) + 1) for division in divisions]
+    known = [_Known(division, len(division) + 1) for division in divisions]
 
     def tried(each: _Known, count: int) -> Found[Made]:
         done = made(each.division[:count])
@@ -141,15 +142,18 @@ def fewest(
         if next_s >= _WORTH * least_s:
             break
         found = tried(known[place], count)
-        share = known[place].learn(found, peak_bytes - found.peak_bytes, found.peak_bytes <= budget_bytes)
+        fits = found.peak_bytes <= budget_bytes
+        share = known[place].learn(count, peak_bytes - found.peak_bytes, fits)
         usual = share if share > _USUAL else usual
         least = min(least or found, found, key=lambda each: each.peak_bytes)
-        if found.peak_bytes <= budget_bytes:
+        if fits:
             quickest, least_s = found, next_s
-    for each in known if quickest is None else ():
-        if each.few < len(each.division):
-            found = tried(each, len(each.division))
-            least = min(least or found, found, key=lambda each: each.peak_bytes)
+    whole = [each for each in known if each.few < len(each.division)] if quickest is None else []
+    for each in sorted(whole, key=lambda each: each.time_s(len(each.division))):
+        found = tried(each, len(each.division))
+        if found.peak_bytes <= budget_bytes:
+            return found
+        least = min(least or found, found, key=lambda each: each.peak_bytes)
     return quickest or least
 
 
