@@ -81,6 +81,11 @@ def fake_mode(values: Iterable[Any]) -> Any:
     return found.fake_mode
 
 
+def outside_of_modes() -> Any:
+    """In it operators run on real tensors, though a graph of fake ones is being traced."""
+    return private("torch.utils._python_dispatch", "_disable_current_modes")()
+
+
 def free_symbols(values: Iterable[Any]) -> set:
     """The symbols that sizes of fake tensors, or symbolic numbers, are made of."""
     return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(list(values)))

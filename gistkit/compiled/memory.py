@@ -2,7 +2,8 @@
 
 Counted are forward's inputs (parameters, buffers, the batch), what is kept between the graphs, gradients, and the
 buffers that live at a time: what a library reads or writes, what a reduction makes, and a pointwise value that Inductor
-would not compute in each of its readers. :mod:`bench.compiled_peaks` compares this with Inductor's code."""
+would not compute in each of its readers; under a budget the workspace of convolutions and attentions too, measured on
+the GPU. :mod:`bench.compiled_peaks` compares this with Inductor's code."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from gistkit.compiled import compat, operators  # noqa: F401 (defines the operat
 from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.rebuilds.rounding import readers_of
 from gistkit.compiled.split import Pair, elements, is_tensor, is_view, storage_of, storages
+from gistkit.compiled.workspace import Workspace
 from gistkit.planning.fused_kernels import Kernel, peak
 
 _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat.default", "aten.scatter_add.default",
@@ -26,21 +28,22 @@ _FUSIBLE: dict[object, bool] = {}
 _SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
 
 
-def predicted_peak(pair: Pair, reruns: bool = False) -> int:
-    """Bytes at the peak of a step of a pair, which may be in the middle of edits. ``reruns``: segments run again."""
+def predicted_peak(pair: Pair, reruns: bool = False, workspace: Workspace | None = None) -> int:
+    """Bytes at the peak of a step of a pair, which may be in the middle of edits. ``reruns``: segments run again;
+    ``workspace``: measures what libraries need beside their results, which is left out without."""
     held, stay = storages(pair.inputs), set(storages((*pair.tensors, *pair.outputs)))
-    forward = peak(_kernels(pair.forward.graph, stay), held, stay)
+    forward = peak(_kernels(pair.forward.graph, stay, workspace), held, stay)
     results = set(storages(tree_leaves(pair.backward.graph.output_node().args[0])))
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader
     fixed = held | storages(pair.outputs)
     places = {pair.place(node) for node in pair.tensors}
     tangents = (n for n in pair.backward.graph.find_nodes(op="placeholder") if n not in places)
     start = storages(map(pair.place, own_tensors(pair))) | storages(tangents)
-    backward = peak(_kernels(pair.backward.graph, results), start, results, set(fixed), reruns)
+    backward = peak(_kernels(pair.backward.graph, results, workspace), start, results, set(fixed), reruns)
     return max(forward, sum(fixed.values()) + backward)
 
 
-def _kernels(graph: fx.Graph, stay: set[int]) -> list[Kernel]:
+def _kernels(graph: fx.Graph, stay: set[int], workspace: Workspace | None) -> list[Kernel]:
     """The kernels of a graph. ``loads``: the storages that a reader of a node loads; ``counted``: the same as Inductor
     counts them, a decoder as one."""
     loads, counted = dict[fx.Node, frozenset[int]](), dict[fx.Node, frozenset[int]]()
@@ -67,7 +70,10 @@ def _kernels(graph: fx.Graph, stay: set[int]) -> list[Kernel]:
                 continue
             first = min(node.users) if len(node.users) == 1 else node  # it becomes a buffer when that is lowered
         made = storages([node] if is_tensor(node) else node.users)
-        kernels[order[first], order[node]] = Kernel(made, loads[node], _is_pointwise(node), _is_fusible(node))
+        passing = workspace.bytes(node) if workspace and not _is_fusible(node) else 0
+        kernels[order[first], order[node]] = Kernel(
+            made, loads[node], _is_pointwise(node), _is_fusible(node), passing=passing
+        )
         loads[node] = counted[node] = frozenset(made)
     return [kernels[place] for place in sorted(kernels)]
 

@@ -30,6 +30,7 @@ from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
 from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
+from gistkit.compiled.workspace import Workspace
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
 from gistkit.ir import GraphRecord, Kept
@@ -76,11 +77,13 @@ class Moves:
         self._saved = packing.own_tensors(pair)
         gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
         self._gone = gone[plain is None]
+        last = compat.prefers_channels_last(pair.forward)
+        self._workspace = None if settings.budget is None else plain._workspace if plain else Workspace(last)
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
         self._left: dict[str, str] = {}
-        self.plain_peak_bytes = plain.plain_peak_bytes if plain else predicted_peak(pair)
+        self.plain_peak_bytes = plain.plain_peak_bytes if plain else self.predicted()
         self._rounding, self._enough_bytes, bits = None, 0.0, 64
         if settings.lossy is not None:
             follow = packing.of_parameters(pair, static)
@@ -89,7 +92,7 @@ class Moves:
             bits = VALUE_FORMS[settings.lossy][0].bits
             size = sum(elements(n) * bits / 8 for n in self._plain.values())
             self._enough_bytes = (settings.budget is None) * ROUNDED_SHARE * size
-        self._last = not settings.exact and compat.prefers_channels_last(pair.forward)
+        self._last = not settings.exact and last
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
             read_from_wholes(pair)
@@ -142,7 +145,10 @@ class Moves:
     def peak(self) -> int:
         """The predicted peak of a step as it is now."""
         self.pair.drop_unread()
-        return predicted_peak(self.pair, self.reruns)
+        return self.predicted()
+
+    def predicted(self) -> int:
+        return predicted_peak(self.pair, self.reruns, self._workspace)
 
     def kept(self) -> int:
         """The bytes that are kept for backward alone as it is now."""
@@ -160,7 +166,7 @@ class Moves:
             raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
             f"budget {budget_bytes / MIB:.2f} MiB, predicted peak {peak / MIB:.2f} MiB, under torch.compile "
-            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states and workspace of libraries are not counted"
+            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states are not counted"
         )
 
     def finish(self) -> None:
@@ -271,5 +277,5 @@ def cut(joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)
-    record.write(GraphRecord(tuple(rows), done, notes, predicted_peak(pair, moves.reruns), moves.plain_peak_bytes))
+    record.write(GraphRecord(tuple(rows), done, notes, moves.predicted(), moves.plain_peak_bytes))
     return pair.forward, pair.backward

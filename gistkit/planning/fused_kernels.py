@@ -16,13 +16,15 @@ _READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kerne
 
 class Kernel(NamedTuple):
     """A kernel: the storages that it writes, with their bytes, and reads. ``pointwise``: it makes as many elements as
-    it reads. ``fusible``: Inductor writes it itself. ``joined``: others are in it, so it overwrites no operand."""
+    it reads. ``fusible``: Inductor writes it itself. ``joined``: others are in it, so it overwrites no operand.
+    ``passing``: bytes that live only while it runs, as a library's workspace."""
 
     made: dict[int, int]
     reads: frozenset[int]
     pointwise: bool = False
     fusible: bool = False
     joined: bool = False
+    passing: int = 0
 
 
 def peak(
@@ -52,7 +54,7 @@ def peak(
         before = kernel.reads
         alive |= made
         total += sum(made.values())
-        most = max(most, total)
+        most = max(most, total + kernel.passing)
         for key in freed:
             total -= alive.pop(key, 0)
     return most

@@ -46,6 +46,13 @@ def test_what_reads_more_than_eight_overwrites_nothing():
         assert peak([kernel], dict.fromkeys(range(count), 100), {-1}, {99}) == most
 
 
+def test_what_a_library_needs_counts_while_it_runs():
+    convolution = Kernel({1: 100}, frozenset({0}), passing=50)
+    assert peak([convolution], {0: 100}, {1}, {99}) == 250
+    later = Kernel({2: 30}, frozenset({1}))
+    assert peak([convolution, later._replace(passing=80)], {0: 100}, {2}, {99}) == 250  # 100 + 30 + 80 behind it
+
+
 @example([{-1}, {0}, {1}, {0}, {0, 3}, {1, 4}, {2, 3}])
 @example([{-1}, {0}, {0, 1}, {0}, {3}, {0, 4}, {1}, {3, 6}, {0, 1}])
 @given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=3), min_size=4, max_size=12))

@@ -1,0 +1,77 @@
+"""Operators of a graph run by themselves for what libraries need beside their results."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import gistkit
+from gistkit.compiled import record
+from gistkit.compiled.split import value
+from gistkit.compiled.workspace import Workspace
+from tests.support.compiled_cases import Block, run_edited, step
+
+
+class Attentive(nn.Module):
+    """Images through a convolution, then an attention over their points."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 64, 3, padding=1, stride=2), nn.Linear(64, 5)
+
+    def forward(self, x):
+        points = self.conv(x).flatten(2).mT.contiguous().unsqueeze(1)
+        return self.last(F.scaled_dot_product_attention(points, points, points, is_causal=True).mean(2).flatten(1))
+
+
+def nodes_of(model, x, y):
+    found = []
+
+    def edit(pair):
+        graphs = pair.forward.graph, pair.backward.graph
+        names = "convolution", "attention"
+        found.extend(n for g in graphs for n in g.nodes if any(name in str(n.target) for name in names))
+
+    run_edited(edit, model, x, y)
+    return found
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_operators_run_with_what_stands_for_their_operands(channels_last):
+    torch.manual_seed(0)
+    found = nodes_of(Attentive(), torch.randn(4, 3, 16, 16), torch.randint(5, (4,)))
+    assert len(found) == 4
+    workspace = Workspace(channels_last)
+    for node in found:
+        args, words = workspace.operands(node)
+        image = next(x for x in args if isinstance(x, torch.Tensor))
+        if "convolution" in str(node.target):
+            assert image.is_contiguous(memory_format=torch.channels_last) == channels_last
+        got = node.target(*args, **words)
+        for result, told in zip(*((x,) if torch.is_tensor(x) else x for x in (got, value(node))), strict=False):
+            assert result is None or result.shape == told.shape
+        assert workspace.bytes(node) == 0  # a CPU's is not counted
+
+
+@pytest.mark.gpu
+def test_a_step_within_a_budget_has_room_for_its_workspace():
+    """An attention sums the gradient of its queries in fp32, in twice their bytes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block(512, 8) for _ in range(6)), nn.Linear(512, 10)).cuda()
+    x, y = torch.randn(64, 256, 512, device="cuda"), torch.randint(10, (64,), device="cuda")
+    compiled = gistkit.compile(model, budget="50%", fidelity="reassociated")
+
+    def mean_loss(model, x, y):
+        with torch.autocast("cuda", torch.bfloat16):
+            return F.cross_entropy(model(x).mean(1), y)
+
+    with record.collected() as records:
+        for _ in range(3):
+            step(compiled, x, y, mean_loss)
+    model.zero_grad(set_to_none=True)
+    held = sum(t.nbytes for t in (*model.parameters(), x, y))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    mean_loss(compiled, x, y).backward()
+    peak = torch.cuda.max_memory_allocated() - before + held
+    assert peak == pytest.approx(max(r.peak_bytes for r in records), rel=0.02)
