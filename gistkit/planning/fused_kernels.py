@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Collection
+from itertools import islice
 from typing import NamedTuple
 
 _SMALL, _NEAR = 6, 32  # what joins kernels is more than a 64th of the largest tensor; they are no further apart
@@ -16,14 +17,16 @@ _READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kerne
 
 class Kernel(NamedTuple):
     """A kernel: the storages that it writes, with their bytes, and reads. ``pointwise``: it makes as many elements as
-    it reads. ``fusible``: Inductor writes it itself. ``joined``: others are in it, so it overwrites no operand.
-    ``passing``: bytes that live only while it runs, as a library's workspace."""
+    it reads. ``fusible``: Inductor writes it itself. ``parts``: how many kernels run in this one; each overwrites an
+    operand, but none that is ``shared``, read by several of them. ``passing``: bytes that live only while it runs, as a
+    library's workspace."""
 
     made: dict[int, int]
     reads: frozenset[int]
     pointwise: bool = False
     fusible: bool = False
-    joined: bool = False
+    parts: int = 1
+    shared: frozenset[int] = frozenset()
     passing: int = 0
 
 
@@ -47,10 +50,10 @@ def peak(
     for place, kernel in enumerate(kernels):
         made = {key: size for key, size in kernel.made.items() if key not in alive and key not in elsewhere}
         freed = ends.get(place, ())
-        if kernel.pointwise and not kernel.joined and len(kernel.reads) <= _READS:
-            # overwrites an operand, but none that the kernel before, fused with it, reads
-            own = (alive.pop(key) for key in freed if key not in before and alive.get(key) in made.values())
-            total -= next(own, 0)
+        if kernel.pointwise and len(kernel.reads) <= _READS * kernel.parts:
+            # each part overwrites an operand, but none that the kernel before, fused with it, reads
+            own = (key for key in freed if key not in before | kernel.shared and alive.get(key) in made.values())
+            total -= sum(alive.pop(key) for key in [*islice(own, kernel.parts)])
         before = kernel.reads
         alive |= made
         total += sum(made.values())
@@ -97,6 +100,13 @@ def _late(kernels: list[Kernel]) -> list[Kernel]:
     return [kernels[i] for _, i in sorted(places)]
 
 
+def _both(one: Kernel, other: Kernel) -> Kernel:
+    """Two fusible kernels as one."""
+    shared = one.shared | other.shared | one.reads & other.reads
+    pointwise = one.pointwise and other.pointwise
+    return Kernel(one.made | other.made, one.reads | other.reads, pointwise, True, one.parts + other.parts, shared)
+
+
 def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
     """The kernels, some in one, at the last one's place, as Inductor fuses those of one size that read a tensor as
     large as any of theirs and do not wait for each other: the gradients of both norms behind a residual sum."""
@@ -114,7 +124,7 @@ def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
                 continue
             shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
             if shared == largest[j] and sum(other.made.values()) == sum(kernels[j].made.values()):
-                kernel = kernel._replace(made=other.made | kernel.made, reads=other.reads | kernel.reads, joined=True)
+                kernel = _both(other, kernel)
                 found[i], found[j] = None, kernel
                 either, both = 1 << i | 1 << j, behind[i] | behind[j] | 1 << i | 1 << j
                 for k in (k for k in range(j + 1) if k in (i, j) or behind[k] & either):  # they wait for both now
