@@ -30,15 +30,16 @@ _SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becom
 
 def predicted_peak(pair: Pair, reruns: bool = False, workspace: Workspace | None = None) -> int:
     """Bytes at the peak of a step of a pair, which may be in the middle of edits. ``reruns``: segments run again;
-    ``workspace``: measures what libraries need beside their results, which is left out without."""
-    held, stay = storages(pair.inputs), set(storages((*pair.tensors, *pair.outputs)))
+    ``workspace``: measures what libraries and the allocator need beside, which is left out without."""
+    sized = workspace.blocks if workspace else storages
+    held, stay = sized(pair.inputs), set(storages((*pair.tensors, *pair.outputs)))
     forward = peak(_kernels(pair.forward.graph, stay, workspace), held, stay)
     results = set(storages(tree_leaves(pair.backward.graph.output_node().args[0])))
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader
-    fixed = held | storages(pair.outputs)
+    fixed = held | sized(pair.outputs)
     places = {pair.place(node) for node in pair.tensors}
     tangents = (n for n in pair.backward.graph.find_nodes(op="placeholder") if n not in places)
-    start = storages(map(pair.place, own_tensors(pair))) | storages(tangents)
+    start = sized([*map(pair.place, own_tensors(pair)), *tangents])
     backward = peak(_kernels(pair.backward.graph, results, workspace), start, results, set(fixed), reruns)
     return max(forward, sum(fixed.values()) + backward)
 
@@ -69,7 +70,7 @@ def _kernels(graph: fx.Graph, stay: set[int], workspace: Workspace | None) -> li
             if not read and (len(readers) == 1 or len(counted[node]) <= _SHARED_READS):
                 continue
             first = min(node.users) if len(node.users) == 1 else node  # it becomes a buffer when that is lowered
-        made = storages([node] if is_tensor(node) else node.users)
+        made = (workspace.blocks if workspace else storages)([node] if is_tensor(node) else node.users)
         passing = workspace.bytes(node) if workspace and not _is_fusible(node) else 0
         kernels[order[first], order[node]] = Kernel(
             made, loads[node], _is_pointwise(node), _is_fusible(node), passing=passing

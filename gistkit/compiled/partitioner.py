@@ -29,7 +29,17 @@ from gistkit.compiled.parts import read_from_wholes
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
-from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
+from gistkit.compiled.split import (
+    Pair,
+    elements,
+    is_pointwise,
+    is_tensor,
+    is_view,
+    storage_bytes,
+    storage_of,
+    storages,
+    value,
+)
 from gistkit.compiled.workspace import Workspace
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
@@ -78,7 +88,10 @@ class Moves:
         gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
         self._gone = gone[plain is None]
         last = compat.prefers_channels_last(pair.forward)
-        self._workspace = None if settings.budget is None else plain._workspace if plain else Workspace(last)
+        self._workspace = plain and plain._workspace
+        if plain is None and settings.budget is not None:
+            on_gpu = any(value(n).is_cuda for n in filter(is_tensor, pair.inputs)) and torch.cuda.is_available()
+            self._workspace = Workspace(last, on_gpu)
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
