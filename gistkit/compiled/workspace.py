@@ -14,7 +14,9 @@ from torch.fx.node import map_arg
 from gistkit.compiled import compat
 from gistkit.compiled.split import is_tensor, memory_order, storages, value
 
-_WITH = "convol", "attention"  # the names of the operators have one of these
+_MEASURED = "aten.convolution", "gistkit.convolved", "aten._scaled_dot_product_"
+"""How names of operators that are run begin. None of them reads memory by the values of its operands."""
+
 _UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
 """Of PyTorch's CUDACachingAllocator: kMinBlockSize, kRoundLarge, kMinLargeAlloc, kSmallSize."""
 
@@ -35,7 +37,7 @@ class Workspace:
         It runs with operands of anything and sets the GPU's ``max_memory_allocated`` back."""
         devices = (value(n).device for n in node.all_input_nodes if is_tensor(n))
         device = next((device for device in devices if device.type == "cuda"), None)
-        if not self._on_gpu or device is None or not any(word in str(node.target) for word in _WITH):
+        if not self._on_gpu or device is None or not str(node.target).startswith(_MEASURED):
             return 0
         key = str((node.target, map_arg((node.args, node.kwargs), _described)))
         if key not in self._known:
@@ -48,7 +50,7 @@ class Workspace:
 
     def _measured(self, node: fx.Node, device: torch.device) -> int:
         run: Any = node.target
-        with compat.outside_of_modes(), torch.no_grad():
+        with compat.outside_of_modes(), torch.no_grad(), torch.random.fork_rng([device], device_type="cuda"):
             args, words = self.operands(node)
             run(*args, **words)  # cuDNN may time its algorithms in the first run
             torch.cuda.reset_peak_memory_stats(device)
@@ -63,6 +65,8 @@ class Workspace:
         x = value(node)
         sizes, strides = ([compat.hint(n) for n in numbers] for numbers in (x.shape, x.stride()))
         made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+        if not x.is_floating_point():  # the seed of an attention's dropout
+            made.zero_()
         relaid = self._last and memory_order(x) == (0, 1, 2, 3)
         return made.to(memory_format=torch.channels_last) if relaid else made
 
