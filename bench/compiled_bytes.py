@@ -39,7 +39,7 @@ from gistkit.compiled.forms.packing import own_tensors
 from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
 from gistkit.compiled.rebuilds import rounding
 from gistkit.compiled.rebuilds.flow import describe
-from gistkit.compiled.recompute import tagged
+from gistkit.compiled.recompute import copied
 from gistkit.compiled.split import Pair, storage_bytes, storage_of, value
 from gistkit.planning.flow import UNKEPT, Flow, Limits, Value
 from gistkit.planning.rebuilds import Choice, choose
@@ -136,7 +136,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
 
     def look(gm: fx.GraphModule, inputs: Any, words: dict[str, Any]) -> None:
         results = words["num_fwd_outputs"]
-        plain = Pair(*compat.min_cut(tagged(gm, ()), inputs, **words), results)
+        plain = Pair(*compat.min_cut(copied(gm), inputs, **words), results)
         pools.rewritten(gm)
         pair = Pair(*compat.min_cut(gm, inputs, **words), results)
         free = replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))

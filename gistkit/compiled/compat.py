@@ -6,11 +6,9 @@ They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileEr
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
-from threading import RLock, get_ident
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from torch import fx
 from gistkit.errors import CompileError
 
 RELEASES = "2.11 to 2.13"
-_WITHOUT_CODE = RLock()
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 NOT_CHECKED = "saved_tensor_with_no_vc_check"
 """In the ``meta`` of a saved tensor that autograd does not check the version of."""
@@ -41,24 +38,9 @@ def partitioner_base() -> type:
     return private("torch._inductor.custom_graph_pass", "CustomPartitionerFn")
 
 
-def min_cut(joint: fx.GraphModule, inputs: Any, again: bool = False, **words: Any) -> Graphs:
-    """PyTorch's own cut of the joint graph into forward and backward. ``again``: of a copy of a graph that was
-    cut before, in which equal operators are one already; their code is left to ``recompile()``."""
-    config, own = private("torch._functorch", "config"), "min_cut_rematerialization_partition"
-    with config.patch(cse=config.cse and not again), _without_code() if again else nullcontext():
-        return private("torch._functorch.partitioners", own)(joint, inputs, **words)
-
-
-@contextmanager
-def _without_code() -> Iterator[None]:
-    """In this thread no code is written of graphs, a fifth of the time of a search; one thread at a time."""
-    with _WITHOUT_CODE:
-        write, here = fx.GraphModule.recompile, get_ident()
-        fx.GraphModule.recompile = lambda self: None if get_ident() == here else write(self)  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            fx.GraphModule.recompile = write
+def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> Graphs:
+    """PyTorch's own cut of the joint graph into forward and backward."""
+    return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
 
 
 def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:

@@ -277,10 +277,11 @@ def cut(joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     static = tuple(words.get("static_lifetime_input_indices") or ())
 
+    pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
+    before = None if settings.exact or settings.budget is None else recompute.rerun(pair, ())
+
     def made(segments: Sequence[Segment] = (), plain: Moves | None = None) -> Moves:
-        graph = recompute.tagged(joint_graph, segments) if plain else joint_graph
-        pair = Pair(*compat.min_cut(graph, inputs, plain is not None, **words), words["num_fwd_outputs"])
-        return Moves(pair, settings, static, plain)
+        return Moves(recompute.rerun(before, segments) if before and plain else pair, settings, static, plain)
 
     with ExitStack() as stack:
         if not gc.get_freeze_count():  # collections of garbage leave out what was there before, many objects

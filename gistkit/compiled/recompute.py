@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import fx
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from gistkit.compiled.rebuilds.flow import library_s
 from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
-from gistkit.compiled.split import Pair, is_number, is_tensor, origin, storage_bytes, storage_of, value
+from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, origin, storage_bytes, storage_of, value
 from gistkit.ir import Kept
 from gistkit.planning.segments import Operator, Segment, divided
 
@@ -40,18 +40,53 @@ def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
     return divided(operators)
 
 
-def tagged(joint: fx.GraphModule, segments: Sequence[Segment]) -> fx.GraphModule:
-    """A copy of a joint graph with tags for PyTorch's cut: backward runs the segments again. The caller's tags stay."""
+def rerun(pair: Pair, segments: Sequence[Segment]) -> Pair:
+    """A copy of a pair on which no moves were made, with backward running the segments again, each operator right
+    before what needs it. What is kept of the rest stays as it is."""
+    pair = Pair(copied(pair.forward), copied(pair.backward), pair.results)
+    again, graph, copies = _again(pair, segments), pair.backward.graph, dict[fx.Node, fx.Node]()
+    due = {pair.place(node): node for node in pair.tensors if node in again}
+    for reader in list(graph.nodes):
+        for place in [node for node in reader.all_input_nodes if node in due]:
+            with graph.inserting_before(reader):
+                for node in _missing(due[place], again, copies):
+                    copies[node] = graph.node_copy(node, lambda n: copies.get(n) or pair.place(n))
+            place.replace_all_uses_with(copies[due.pop(place)])
+    pair.drop_unread()
+    return pair
+
+
+def _again(pair: Pair, segments: Sequence[Segment]) -> dict[fx.Node, int]:
+    """The operators of forward that run again, by their places: those of the segments, and what is taken of their
+    results for backward alone. What is kept of a segment is not rounded: all that is made of it would be off."""
+    named = {node.name: node for node in pair.forward.graph.nodes}
+    kept = {origin(behind_views(named[name])) for segment in segments for name in segment.saved}
+    for node in kept:  # of several results each that is read is saved
+        node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    wanted, again = {named[name] for segment in segments for name in segment.operators}, dict[fx.Node, int]()
+    for place, node in enumerate(pair.forward.graph.nodes):
+        taken = (is_view(node) or origin(node) is not node) and node.args[0] in again
+        given = any(n.op == "get_attr" or n in pair.overwritten for n in node.all_input_nodes)
+        if (node in wanted or taken) and not (given or origin(node) in kept or origin(node).is_impure()):
+            again[node] = place
+    return again
+
+
+def _missing(node: fx.Node, again: dict[fx.Node, int], made: Collection[fx.Node]) -> list[fx.Node]:
+    """The operators that run for a node's value, itself included, in order, without those that were ``made``."""
+    found, due = set[fx.Node](), [node]
+    while due:
+        if (one := due.pop()) not in found and one not in made:
+            found.add(one)
+            due.extend(n for n in one.all_input_nodes if n in again)
+    return sorted(found, key=again.__getitem__)
+
+
+def copied(module: fx.GraphModule) -> fx.GraphModule:
+    """A graph module with a graph of its own, whose nodes have the same names and values."""
     graph = fx.Graph()
-    graph.output(graph.graph_copy(joint.graph, {}))
-    graph.output_node().meta = dict(joint.graph.output_node().meta)
-    named = {node.name: node for node in graph.nodes}
-    for number, segment in enumerate(segments):
-        saved = {origin(behind_views(named[name])) for name in segment.saved}
-        for node in saved:  # of several results each that is read is saved, as the operator does not run again
-            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        for node in map(named.__getitem__, segment.operators):
-            made = origin(node)
-            if not (made in saved or made.is_impure() or "recompute" in node.meta):
-                node.meta |= {"recompute": CheckpointPolicy.MUST_RECOMPUTE, "ac_graph_id": number}
-    return type(joint).__mro__[1](joint, graph)  # each has a class of its own; Inductor's writes code once it is needed
+    graph.output(graph.graph_copy(module.graph, {}))
+    graph.output_node().meta = dict(module.graph.output_node().meta)
+    return type(module).__mro__[1](
+        module, graph
+    )  # each has a class of its own; Inductor's writes code once it is needed
