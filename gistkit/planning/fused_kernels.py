@@ -11,7 +11,7 @@ from collections.abc import Collection
 from itertools import islice
 from typing import NamedTuple
 
-_SMALL, _NEAR = 6, 32  # what joins kernels is more than a 64th of the largest tensor; they are no further apart
+_SMALL = 6  # what joins kernels is more than a 64th of the largest tensor
 _READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kernels, fused, whose second reads no operand
 
 
@@ -39,7 +39,7 @@ def peak(
     ``joins``: kernels side by side are looked for that run as one. It matters where operands are made in between, as by
     operators that run again; elsewhere it would put peaks as much too high as they are too low without."""
     inputs_stay = not elsewhere
-    kernels = _ordered(_joined(_late(kernels), start) if joins else kernels, {} if inputs_stay else start)
+    kernels = _ordered(_late(_joined(_late(kernels), start)) if joins else kernels, {} if inputs_stay else start)
     last = {key: place for place, kernel in enumerate(kernels) for key in (*kernel.made, *kernel.reads)}
     ends: dict[int, list[int]] = {}
     for key, place in last.items():
@@ -113,22 +113,24 @@ def _joined(kernels: list[Kernel], start: dict[int, int]) -> list[Kernel]:
     size = start | {key: size for kernel in kernels for key, size in kernel.made.items()}
     largest = [max((size.get(key, 0) for key in k.reads), default=0) for k in kernels]
     least, maker, behind = max(largest, default=0) >> _SMALL, dict[int, int](), list[int]()
-    found: list[Kernel | None] = list(kernels)
+    found, readers = list[Kernel | None](kernels), dict[int, list[int]]()
     for j, kernel in enumerate(kernels):
         sources = {maker[key] for key in kernel.reads if key in maker}
         behind.append(functools.reduce(operator.or_, (behind[s] | 1 << s for s in sources), 0))
         maker |= dict.fromkeys(kernel.made, j)
-        for i in range(j - 1, max(-1, j - _NEAR), -1) if kernel.fusible and largest[j] > least else ():
+        wide = {key for key in kernel.reads if size.get(key) == largest[j] > least} if kernel.fusible else ()
+        for i in sorted({i for key in wide for i in readers.get(key, ())}, reverse=True):
             other = found[i]
             if other is None or not other.fusible or largest[i] != largest[j] or (behind[j] >> i | behind[i] >> j) & 1:
                 continue
-            shared = max((size.get(key, 0) for key in other.reads & kernel.reads), default=0)
-            if shared == largest[j] and sum(other.made.values()) == sum(kernels[j].made.values()):
+            if sum(other.made.values()) == sum(kernels[j].made.values()):
                 kernel = _both(other, kernel)
                 found[i], found[j] = None, kernel
                 either, both = 1 << i | 1 << j, behind[i] | behind[j] | 1 << i | 1 << j
                 for k in (k for k in range(j + 1) if k in (i, j) or behind[k] & either):  # they wait for both now
                     behind[k] |= both
+        for key in kernel.reads if wide else ():
+            readers.setdefault(key, []).append(j)
     order, missing, waiting = list[Kernel](), set(maker), list[Kernel]()
     for kernel in filter(None, found):  # what reads a kernel that was joined to a later one comes behind that
         waiting.append(kernel)

@@ -24,6 +24,18 @@ def test_kernels_that_read_one_tensor_run_together():
     assert peak(apart, {gradient: 100}, {5, 6}, {99}, joins=True) == 202
 
 
+def test_sums_of_one_gradient_run_together_however_far_apart():
+    """What the gradient is a sum of is there until the later one, which waits for a tensor that is computed again."""
+    total = Kernel({2: 100}, frozenset({0, 1}), True, True)
+    first = Kernel({3: 1}, frozenset({2}), False, True)
+    again = [Kernel({i + 1: 100}, frozenset({i})) for i in range(9, 60)]
+    second = Kernel({4: 1}, frozenset({2, 60}), False, True)
+    kernels = [total, first, *again, second]
+    start = {0: 100, 1: 100, 9: 100}
+    assert peak(kernels, start, {3, 4}, {99}, joins=True) == 400
+    assert peak([total, first, *again, second._replace(made={4: 7})], start, {3, 4, 9}, {99}, joins=True) == 401
+
+
 def test_kernels_that_wait_for_each_other_stay_apart():
     first = Kernel({1: 100}, frozenset({0}), True, True)
     library = Kernel({2: 100}, frozenset({1}))
