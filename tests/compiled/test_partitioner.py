@@ -186,6 +186,31 @@ def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_c
     assert found[0] and not found[1]
 
 
+def test_what_reads_a_buffer_that_forward_overwrites_does_not_run_again():
+    """Backward would read the buffer's new value."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mix", torch.randn(64, 64) / 8)
+            self.bias = nn.Parameter(torch.zeros(64))
+
+        def forward(self, x):
+            mixed = x @ self.mix
+            self.mix.mul_(0.5)
+            return F.gelu(mixed + self.bias + torch.tensor([0.25, 0.5]).repeat(32))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Mixed(), *(Layer(0.0) for _ in range(5)), nn.Linear(64, 10))
+    x, y = torch.randn(512, 64), torch.arange(512) % 10
+    plain, _ = run(loss_of, model, [(x, y)], None)
+    ours, (graph,) = run(loss_of, model, [(x, y)], Settings(fidelity="reassociated", budget="45%"))
+    assert "segments of forward again" in graph.notes[-2]
+    assert next(row.form for row in graph.rows if row.op == "mm") == "dense"
+    for a, b in zip(plain[0], ours[0], strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize(("patch", "again"), [(16, False), (4, True)])
 def test_patches_of_images_stay_where_they_take_long_for_their_bytes(monkeypatch, patch, again):
     """A patch of 16 takes 1,536 operations an element, one of 4 takes 96."""
@@ -204,12 +229,13 @@ def test_patches_of_images_stay_where_they_take_long_for_their_bytes(monkeypatch
 class Layer(nn.Module):
     """Two products with a dropout between, and a norm."""
 
-    def __init__(self):
+    def __init__(self, dropout=0.1):
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.dropout = dropout
 
     def inner(self, x):
-        return self.down(F.dropout(F.gelu(self.up(self.norm(x))), 0.1))
+        return self.down(F.dropout(F.gelu(self.up(self.norm(x))), self.dropout))
 
     def forward(self, x):
         return x + self.inner(x)

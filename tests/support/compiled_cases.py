@@ -150,6 +150,7 @@ def backend_over(partition=None):
         inference_compiler=compiler,
         partition_fn=partition or min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
+        keep_inference_input_mutations=True,  # as Inductor has it
     )
 
 
