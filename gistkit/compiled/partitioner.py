@@ -29,17 +29,7 @@ from gistkit.compiled.parts import read_from_wholes
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.rounding import behind_views, is_low
-from gistkit.compiled.split import (
-    Pair,
-    elements,
-    is_pointwise,
-    is_tensor,
-    is_view,
-    storage_bytes,
-    storage_of,
-    storages,
-    value,
-)
+from gistkit.compiled.split import Pair, elements, is_pointwise, is_view, storage_bytes, storage_of, storages, value
 from gistkit.compiled.workspace import Workspace
 from gistkit.errors import BudgetError
 from gistkit.formats import VALUE_FORMS
@@ -88,10 +78,8 @@ class Moves:
         gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
         self._gone = gone[plain is None]
         last = compat.prefers_channels_last(pair.forward)
-        self._workspace = plain and plain._workspace
-        if plain is None and settings.budget is not None:
-            on_gpu = any(value(n).is_cuda for n in filter(is_tensor, pair.inputs)) and torch.cuda.is_available()
-            self._workspace = Workspace(last, on_gpu)
+        own = None if settings.budget is None else Workspace(pair.inputs, last)
+        self._workspace = plain._workspace if plain else own
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
@@ -161,6 +149,7 @@ class Moves:
         return self.predicted()
 
     def predicted(self) -> int:
+        """The same, with what no operator of backward reads counted as kept."""
         return predicted_peak(self.pair, self.reruns, self._workspace)
 
     def kept(self) -> int:
@@ -179,7 +168,7 @@ class Moves:
             raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
             f"budget {budget_bytes / MIB:.2f} MiB, predicted peak {peak / MIB:.2f} MiB, under torch.compile "
-            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states are not counted"
+            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states and what cuBLAS holds are not counted"
         )
 
     def finish(self) -> None:
@@ -276,7 +265,6 @@ def cut(joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
     those of PyTorch's partitioner. The record goes to :func:`gistkit.compiled.record.collected`."""
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     static = tuple(words.get("static_lifetime_input_indices") or ())
-
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
     before = None if settings.exact or settings.budget is None else recompute.rerun(pair, ())
 

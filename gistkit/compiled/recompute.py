@@ -87,6 +87,5 @@ def copied(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, {}))
     graph.output_node().meta = dict(module.graph.output_node().meta)
-    return type(module).__mro__[1](
-        module, graph
-    )  # each has a class of its own; Inductor's writes code once it is needed
+    # each has a class of its own; Inductor's writes code once it is needed
+    return type(module).__mro__[1](module, graph)

@@ -22,11 +22,12 @@ _UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
 
 
 class Workspace:
-    """Measures operators of a graph, equal ones once. ``channels_last``: images will lie so; ``on_gpu``: without it
-    nothing is counted."""
+    """Measures operators of a step's graphs, equal ones once. ``inputs``: forward's; without a GPU among their devices
+    nothing is counted. ``channels_last``: images will lie so."""
 
-    def __init__(self, channels_last: bool, on_gpu: bool) -> None:
-        self._last, self._on_gpu, self._known = channels_last, on_gpu, dict[str, int]()
+    def __init__(self, inputs: Iterable[fx.Node], channels_last: bool) -> None:
+        self._last, self._known = channels_last, dict[str, int]()
+        self._on_gpu = torch.cuda.is_available() and any(value(n).is_cuda for n in filter(is_tensor, inputs))
 
     def blocks(self, nodes: Iterable[Any]) -> dict[int, int]:
         """The storages of those nodes that stand for a tensor, with the bytes that the allocator takes for them."""

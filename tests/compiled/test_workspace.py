@@ -43,7 +43,7 @@ def test_operators_run_with_what_stands_for_their_operands(channels_last):
     torch.manual_seed(0)
     found = nodes_of(Attentive(), torch.randn(4, 3, 16, 16), torch.randint(5, (4,)))
     assert len(found) == 4
-    workspace = Workspace(channels_last, on_gpu=False)
+    workspace = Workspace((), channels_last)
     for node in found:
         args, words = workspace.operands(node)
         image = next(x for x in args if isinstance(x, torch.Tensor))
