@@ -172,7 +172,9 @@ def compile(
     not. ``lossy``: a format for what is kept in full otherwise.
     ``budget``: bytes, ``"12GiB"`` or ``"60%"`` of the step's predicted peak under torch.compile. As few storages change
     as it takes for the predicted peak of each graph to fit. Where all are too few, and bits may differ, backward runs
-    parts of forward again. If nothing fits, compilation fails with BudgetError, inside PyTorch's own error.
+    parts of forward again. If nothing fits, compilation fails with BudgetError, inside PyTorch's own error. On a GPU
+    convolutions and attentions run by themselves while it compiles, for the workspace that they need, which sets
+    ``torch.cuda.max_memory_allocated`` back.
 
     Raises TypeError and ValueError for wrong arguments; CompileError for a model that gistkit.compress has compressed,
     a plan with storages on the host or sub-batches, and a release of PyTorch without what this needs.
