@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
+from itertools import takewhile
+from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from gistkit.compiled.edit import Builder
+from gistkit.compiled.operators import materialised
 from gistkit.compiled.rebuilds.flow import library_s
 from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
-from gistkit.compiled.split import Pair, is_number, is_tensor, is_view, origin, storage_bytes, storage_of, value
+from gistkit.compiled.split import (
+    Pair,
+    elements,
+    is_number,
+    is_pointwise,
+    is_tensor,
+    is_view,
+    origin,
+    storage_bytes,
+    storage_of,
+    value,
+)  # fmt: skip
 from gistkit.ir import Kept
 from gistkit.planning.segments import Operator, Segment, divided
+
+_LARGE = 64  # gradients of fewer elements than the largest tensor's over this are left as they are
 
 
 def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
@@ -46,10 +63,15 @@ def rerun(pair: Pair, segments: Sequence[Segment]) -> Pair:
     pair = Pair(copied(pair.forward), copied(pair.backward), pair.results)
     again, graph, copies = _again(pair, segments), pair.backward.graph, dict[fx.Node, fx.Node]()
     due = {pair.place(node): node for node in pair.tensors if node in again}
+    numbers, begun = {name: i for i, segment in enumerate(segments) for name in segment.operators}, set[int]()
     for reader in list(graph.nodes):
         for place in [node for node in reader.all_input_nodes if node in due]:
+            nodes = _missing(due[place], again, copies)
+            if new := {numbers[node.name] for node in nodes if node.name in numbers} - begun:
+                begun |= new
+                _write_gradients(graph, reader, set(copies.values()))
             with graph.inserting_before(reader):
-                for node in _missing(due[place], again, copies):
+                for node in nodes:
                     copies[node] = graph.node_copy(node, lambda n: copies.get(n) or pair.place(n))
             place.replace_all_uses_with(copies[due.pop(place)])
     pair.drop_unread()
@@ -70,6 +92,29 @@ def _again(pair: Pair, segments: Sequence[Segment]) -> dict[fx.Node, int]:
         if (node in wanted or taken) and not (given or origin(node) in kept or origin(node).is_impure()):
             again[node] = place
     return again
+
+
+def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node]) -> None:
+    """Have gradients that are made before ``reader`` and read behind written by kernels of their own. Fused with what
+    waits for a segment that runs again in between, all that they are made of would be there meanwhile."""
+    least = max((elements(node) for node in graph.nodes if is_tensor(node)), default=0) // _LARGE
+    made = [n for n in takewhile(lambda n: n is not reader, graph.nodes) if is_tensor(n) and n not in again]
+    late = [n for n in made if is_pointwise(n) and elements(n) >= least and any(reader <= user for user in n.users)]
+    for node in dict.fromkeys(map(_before_casts, late)):
+        if node.target is not materialised():
+            written = Builder(graph, node.next, backward=True)(materialised(), node, node)
+            node.replace_all_uses_with(written, delete_user_cb=lambda user: user.target is not materialised())
+
+
+def _before_casts(node: fx.Node) -> fx.Node:
+    """What a pointwise operator made, before casts to no fewer bits."""
+    while node.target is torch.ops.prims.convert_element_type.default:
+        operand: Any = node.args[0]
+        wider = value(operand).dtype.itemsize > value(node).dtype.itemsize
+        if wider or not (is_pointwise(operand) or operand.target is materialised()):
+            break
+        node = operand
+    return node
 
 
 def _missing(node: fx.Node, again: dict[fx.Node, int], made: Collection[fx.Node]) -> list[fx.Node]:
