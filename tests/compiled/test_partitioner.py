@@ -15,6 +15,7 @@ from gistkit.compiled.partitioner import Moves
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.split import value
 from tests.support.compiled_cases import (
+    Residual,
     Transformer,
     assert_same,
     backend_over,
@@ -22,6 +23,7 @@ from tests.support.compiled_cases import (
     fresh_step,
     loss_of,
     plain_step,
+    resnet,
     run_edited,
 )
 
@@ -184,6 +186,27 @@ def test_segments_run_again_beside_draws_and_symbolic_sizes_but_not_beside_the_c
         model[2].inner = inner
         run_edited(edit, model, batches[0][0], batches[0][1] % 64)
     assert found[0] and not found[1]
+
+
+def test_a_gradient_is_written_before_a_segment_runs_again():
+    """The sum of a residual block's gradients is: fused with the norm's gradients behind the convolutions that run
+    again, its addends would be there meanwhile."""
+    torch.manual_seed(0)
+    model, x, y = resnet(*(Residual(8, 8) for _ in range(4))), torch.randn(32, 3, 16, 16), torch.arange(32) % 10
+    settings, found = Settings(fidelity="reassociated", budget="50%"), []
+
+    def edit(pair):
+        rows = Moves(recompute.rerun(pair, ()), settings).rows()
+        for division in recompute.divisions(pair, rows):
+            nodes = list(recompute.rerun(pair, division).backward.graph.nodes)
+            written = [i for i, n in enumerate(nodes) if n.target is torch.ops.gistkit.materialised.default]
+            runs = [i for i, n in enumerate(nodes) if n.target is aten.convolution.default]
+            found.append((len(written), all(any(i < j for j in runs) for i in written)))
+            sums = [nodes[i].args[0] for i in written]
+            assert all(n.target is not torch.ops.prims.convert_element_type.default for n in sums)
+
+    run_edited(edit, model, x, y)
+    assert found and all(count and before for count, before in found)
 
 
 def test_what_reads_a_buffer_that_forward_overwrites_does_not_run_again():
