@@ -25,26 +25,26 @@ _WRITTEN = ("gistkit.materialised.default", "gistkit.written.default", "aten.cat
 """Operators that write a buffer and compute their operands within the same kernel."""
 _UNWRITTEN = "prims._low_memory_max_pool_offsets_to_indices.default", "aten.empty_strided.default"
 _FUSIBLE: dict[object, bool] = {}
+_NO_WORKSPACE = Workspace((), False)
 _SHARED_READS = 4  # Inductor's realize_reads_threshold: what several read becomes a buffer where it takes more reads
 
 
-def predicted_peak(pair: Pair, reruns: bool = False, workspace: Workspace | None = None) -> int:
+def predicted_peak(pair: Pair, reruns: bool = False, workspace: Workspace = _NO_WORKSPACE) -> int:
     """Bytes at the peak of a step of a pair, which may be in the middle of edits. ``reruns``: segments run again;
     ``workspace``: measures what libraries and the allocator need beside, which is left out without."""
-    sized = workspace.blocks if workspace else storages
-    held, stay = sized(pair.inputs), set(storages((*pair.tensors, *pair.outputs)))
+    held, stay = workspace.blocks(pair.inputs), set(storages((*pair.tensors, *pair.outputs)))
     forward = peak(_kernels(pair.forward.graph, stay, workspace), held, stay)
     results = set(storages(tree_leaves(pair.backward.graph.output_node().args[0])))
     # the caller's results live on, as the loss does; what is kept is freed behind its last reader
-    fixed = held | sized(pair.outputs)
+    fixed = held | workspace.blocks(pair.outputs)
     places = {pair.place(node) for node in pair.tensors}
     tangents = (n for n in pair.backward.graph.find_nodes(op="placeholder") if n not in places)
-    start = sized([*map(pair.place, own_tensors(pair)), *tangents])
+    start = workspace.blocks([*map(pair.place, own_tensors(pair)), *tangents])
     backward = peak(_kernels(pair.backward.graph, results, workspace), start, results, set(fixed), reruns)
     return max(forward, sum(fixed.values()) + backward)
 
 
-def _kernels(graph: fx.Graph, stay: set[int], workspace: Workspace | None) -> list[Kernel]:
+def _kernels(graph: fx.Graph, stay: set[int], workspace: Workspace) -> list[Kernel]:
     """The kernels of a graph. ``loads``: the storages that a reader of a node loads; ``counted``: the same as Inductor
     counts them, a decoder as one."""
     loads, counted = dict[fx.Node, frozenset[int]](), dict[fx.Node, frozenset[int]]()
@@ -70,11 +70,9 @@ def _kernels(graph: fx.Graph, stay: set[int], workspace: Workspace | None) -> li
             if not read and (len(readers) == 1 or len(counted[node]) <= _SHARED_READS):
                 continue
             first = min(node.users) if len(node.users) == 1 else node  # it becomes a buffer when that is lowered
-        made = (workspace.blocks if workspace else storages)([node] if is_tensor(node) else node.users)
-        passing = workspace.bytes(node) if workspace and not _is_fusible(node) else 0
-        kernels[order[first], order[node]] = Kernel(
-            made, loads[node], _is_pointwise(node), _is_fusible(node), passing=passing
-        )
+        made = workspace.blocks([node] if is_tensor(node) else node.users)
+        kernel = Kernel(made, loads[node], _is_pointwise(node), _is_fusible(node), passing=workspace.bytes(node))
+        kernels[order[first], order[node]] = kernel
         loads[node] = counted[node] = frozenset(made)
     return [kernels[place] for place in sorted(kernels)]
 

@@ -1,9 +1,10 @@
 """Operators of gistkit's graphs that Inductor compiles by rules of :mod:`gistkit.compiled.compat`.
 
 * ``materialised(x, after, strides)`` is x, as a buffer of its own, once ``after`` has been computed, for what is
-  decoded or rebuilt in backward. The kernels that read x are then those that would read a saved x, so their arithmetic
-  is that of plain ``torch.compile``, roundings to bf16 and orders of summation included. It is no work at all: x is
-  stored where it is computed, laid out by ``strides``, as Inductor lays out what is saved without telling the graph.
+  decoded or rebuilt in backward, and for gradients that wait for a segment that runs again. The kernels that read x
+  are then those that would read a saved x, so their arithmetic is that of plain ``torch.compile``, roundings to bf16
+  and orders of summation included. It is no work at all: x is stored where it is computed, laid out by ``strides``, as
+  Inductor lays out what is saved without telling the graph.
 * ``written(x)`` is x, as a buffer that forward writes, though it may be fused with others: what plain ``torch.compile``
   does with a tensor that it saves. Where gistkit saves it no more, forward's kernels stay as they are.
 * ``rounded(x)`` is x of bf16 or fp16, rounded to that within a kernel that computes in fp32, as what forward read from

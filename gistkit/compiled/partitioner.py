@@ -78,8 +78,7 @@ class Moves:
         gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
         self._gone = gone[plain is None]
         last = compat.prefers_channels_last(pair.forward)
-        own = None if settings.budget is None else Workspace(pair.inputs, last)
-        self._workspace = plain._workspace if plain else own
+        self._workspace = plain._workspace if plain else Workspace(() if settings.budget is None else pair.inputs, last)
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made: dict[str, Kept] = {}
         self._payload: set[str] = set()
@@ -168,7 +167,8 @@ class Moves:
             raise BudgetError(budget_bytes, peaks, remedy)
         self.notes.append(
             f"budget {budget_bytes / MIB:.2f} MiB, predicted peak {peak / MIB:.2f} MiB, under torch.compile "
-            f"{self.plain_peak_bytes / MIB:.2f} MiB; the optimiser's states and what cuBLAS holds are not counted"
+            f"{self.plain_peak_bytes / MIB:.2f} MiB; not counted are the optimiser's states and what libraries "
+            "hold between steps"
         )
 
     def finish(self) -> None:
@@ -245,15 +245,15 @@ def sources() -> str:
     return hashlib.sha256(VERSION.encode() + code).hexdigest()
 
 
-def _within_budget(settings: Settings, made: Callable[..., Moves]) -> Moves:
-    """The moves that meet the budget on the graphs that ``made`` cuts; where they are too few and bits may differ, with
-    as few segments run again as it needs. Raises BudgetError."""
-    plain = moves = made()
+def _within_budget(plain: Moves, made: Callable[[Sequence[Segment]], Moves]) -> Moves:
+    """The moves that meet the budget; where they are too few and bits may differ, those of ``made``, with as few
+    segments run again as it needs. Raises BudgetError."""
+    moves, settings = plain, plain.settings
     budget_bytes = parse_budget(settings.budget, plain.plain_peak_bytes) or 0  # there is one
     peaks = plain.within(budget_bytes)
     kind, least = peaks.popitem()
     divisions = [] if settings.exact or least <= budget_bytes else recompute.divisions(plain.pair, plain.rows())
-    if found := fewest(divisions, lambda s: made(s, plain).all(), Moves.peak, budget_bytes, least):
+    if found := fewest(divisions, lambda s: made(s).all(), Moves.peak, budget_bytes, least):
         moves, least = found.made, min(least, found.peak_bytes)
         moves.notes.append(f"backward runs {found.count} segments of forward again")
     moves.met(budget_bytes, peaks | {kind: least})
@@ -266,16 +266,16 @@ def cut(joint_graph: fx.GraphModule, inputs: Sequence[object], settings: Setting
     count = 0 if settings.exact else pools.rewritten(joint_graph)
     static = tuple(words.get("static_lifetime_input_indices") or ())
     pair = Pair(*compat.min_cut(joint_graph, inputs, **words), words["num_fwd_outputs"])
-    before = None if settings.exact or settings.budget is None else recompute.rerun(pair, ())
-
-    def made(segments: Sequence[Segment] = (), plain: Moves | None = None) -> Moves:
-        return Moves(recompute.rerun(before, segments) if before and plain else pair, settings, static, plain)
-
+    before = pair if settings.exact or settings.budget is None else recompute.rerun(pair, ())  # no moves on it
     with ExitStack() as stack:
         if not gc.get_freeze_count():  # collections of garbage leave out what was there before, many objects
             gc.freeze()
             stack.callback(gc.unfreeze)
-        moves = made().all() if settings.budget is None else _within_budget(settings, made)
+        plain = Moves(pair, settings, static)
+        if settings.budget is None:
+            moves = plain.all()
+        else:
+            moves = _within_budget(plain, lambda s: Moves(recompute.rerun(before, s), settings, static, plain))
     pair, rows = moves.pair, moves.rows()
     moves.finish()
     done, notes = (("operands of which backward reads only the shape", count),) if count else (), tuple(moves.notes)

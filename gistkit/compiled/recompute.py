@@ -25,7 +25,7 @@ from gistkit.compiled.split import (
     storage_bytes,
     storage_of,
     value,
-)  # fmt: skip
+)
 from gistkit.ir import Kept
 from gistkit.planning.segments import Operator, Segment, divided
 
@@ -64,12 +64,13 @@ def rerun(pair: Pair, segments: Sequence[Segment]) -> Pair:
     again, graph, copies = _again(pair, segments), pair.backward.graph, dict[fx.Node, fx.Node]()
     due = {pair.place(node): node for node in pair.tensors if node in again}
     numbers, begun = {name: i for i, segment in enumerate(segments) for name in segment.operators}, set[int]()
+    large = max((elements(node) for node in graph.nodes if is_tensor(node)), default=0) // _LARGE
     for reader in list(graph.nodes):
         for place in [node for node in reader.all_input_nodes if node in due]:
             nodes = _missing(due[place], again, copies)
             if new := {numbers[node.name] for node in nodes if node.name in numbers} - begun:
                 begun |= new
-                _write_gradients(graph, reader, set(copies.values()))
+                _write_gradients(graph, reader, set(copies.values()), large)
             with graph.inserting_before(reader):
                 for node in nodes:
                     copies[node] = graph.node_copy(node, lambda n: copies.get(n) or pair.place(n))
@@ -89,15 +90,16 @@ def _again(pair: Pair, segments: Sequence[Segment]) -> dict[fx.Node, int]:
     for place, node in enumerate(pair.forward.graph.nodes):
         taken = (is_view(node) or origin(node) is not node) and node.args[0] in again
         given = any(n.op == "get_attr" or n in pair.overwritten for n in node.all_input_nodes)
-        if (node in wanted or taken) and not (given or origin(node) in kept or origin(node).is_impure()):
+        stays = origin(node) in kept or origin(node).is_impure() or "recompute" in node.meta  # the caller's tags stay
+        if (node in wanted or taken) and not (given or stays):
             again[node] = place
     return again
 
 
-def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node]) -> None:
-    """Have gradients that are made before ``reader`` and read behind written by kernels of their own. Fused with what
-    waits for a segment that runs again in between, all that they are made of would be there meanwhile."""
-    least = max((elements(node) for node in graph.nodes if is_tensor(node)), default=0) // _LARGE
+def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node], least: int) -> None:
+    """Have gradients of at least so many elements that are made before ``reader`` and read behind written by kernels of
+    their own. Fused with what waits for a segment that runs again in between, all that they are made of would be there
+    meanwhile."""
     made = [n for n in takewhile(lambda n: n is not reader, graph.nodes) if is_tensor(n) and n not in again]
     late = [n for n in made if is_pointwise(n) and elements(n) >= least and any(reader <= user for user in n.users)]
     for node in dict.fromkeys(map(_before_casts, late)):

@@ -36,9 +36,11 @@ class Workspace:
     def bytes(self, node: fx.Node) -> int:
         """The most bytes that a node's operator has beside operands and results; 0 for other operators, and on a CPU.
         It runs with operands of anything and sets the GPU's ``max_memory_allocated`` back."""
+        if not self._on_gpu or not str(node.target).startswith(_MEASURED):
+            return 0
         devices = (value(n).device for n in node.all_input_nodes if is_tensor(n))
         device = next((device for device in devices if device.type == "cuda"), None)
-        if not self._on_gpu or device is None or not str(node.target).startswith(_MEASURED):
+        if device is None:
             return 0
         key = str((node.target, map_arg((node.args, node.kwargs), _described)))
         if key not in self._known:

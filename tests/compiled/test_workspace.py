@@ -50,7 +50,7 @@ def test_operators_run_with_what_stands_for_their_operands(channels_last):
         if node.target is torch.ops.aten.convolution.default:
             assert image.is_contiguous(memory_format=torch.channels_last) == channels_last
         got = node.target(*args, **words)
-        for result, told in zip(*((x,) if torch.is_tensor(x) else x for x in (got, value(node))), strict=False):
+        for result, told in zip(*((x,) if torch.is_tensor(x) else x for x in (got, value(node))), strict=True):
             assert result is None or result.shape == told.shape
         assert workspace.bytes(node) == 0  # a CPU's is not counted
 
@@ -80,4 +80,5 @@ def test_a_step_within_a_budget_has_room_for_its_workspace():
     torch.cuda.reset_peak_memory_stats()
     mean_loss(compiled, x, y).backward()
     peak = torch.cuda.max_memory_allocated() - before + held
+    # the largest error of ten networks' peaks was 1.9 % (docs/log.md)
     assert peak == pytest.approx(max(r.peak_bytes for r in records_of(compiled)), rel=0.02)
