@@ -24,6 +24,7 @@ from gistkit.compiled.split import (
     origin,
     storage_bytes,
     storage_of,
+    storages,
     value,
 )
 from gistkit.ir import Kept
@@ -65,12 +66,13 @@ def rerun(pair: Pair, segments: Sequence[Segment]) -> Pair:
     due = {pair.place(node): node for node in pair.tensors if node in again}
     numbers, begun = {name: i for i, segment in enumerate(segments) for name in segment.operators}, set[int]()
     large = max((elements(node) for node in graph.nodes if is_tensor(node)), default=0) // _LARGE
+    held = set(storages(pair.inputs))
     for reader in list(graph.nodes):
         for place in [node for node in reader.all_input_nodes if node in due]:
             nodes = _missing(due[place], again, copies)
             if new := {numbers[node.name] for node in nodes if node.name in numbers} - begun:
                 begun |= new
-                _write_gradients(graph, reader, set(copies.values()), large)
+                _write_gradients(graph, reader, set(copies.values()), large, held)
             with graph.inserting_before(reader):
                 for node in nodes:
                     copies[node] = graph.node_copy(node, lambda n: copies.get(n) or pair.place(n))
@@ -96,14 +98,18 @@ def _again(pair: Pair, segments: Sequence[Segment]) -> dict[fx.Node, int]:
     return again
 
 
-def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node], least: int) -> None:
+def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node], least: int, held: Set[int]) -> None:
     """Have gradients of at least so many elements that are made before ``reader`` and read behind written by kernels of
-    their own. Fused with what waits for a segment that runs again in between, all that they are made of would be there
-    meanwhile."""
-    made = [n for n in takewhile(lambda n: n is not reader, graph.nodes) if is_tensor(n) and n not in again]
-    late = [n for n in made if is_pointwise(n) and elements(n) >= least and any(reader <= user for user in n.users)]
+    their own, where that is less than what they are made of: fused with what waits for a segment that runs again in
+    between, all of that would be there meanwhile. ``held``: storages that stay anyway."""
+    earlier = list(takewhile(lambda n: n is not reader, graph.nodes))
+    made = [n for n in earlier if is_tensor(n) and is_pointwise(n) and n not in again and elements(n) >= least]
+    late = [n for n in made if any(reader <= user for user in n.users)]
+    behind = [node for node in graph.nodes if reader <= node]
+    staying = held | set(storages(n for node in behind for n in node.all_input_nodes))
     for node in dict.fromkeys(map(_before_casts, late)):
-        if node.target is not materialised():
+        freed = {storage: size for storage, size in storages(_loaded(node)).items() if storage not in staying}
+        if storage_bytes(node) < sum(freed.values()):
             written = Builder(graph, node.next, backward=True)(materialised(), node, node)
             node.replace_all_uses_with(written, delete_user_cb=lambda user: user.target is not materialised())
 
@@ -112,11 +118,22 @@ def _before_casts(node: fx.Node) -> fx.Node:
     """What a pointwise operator made, before casts to no fewer bits."""
     while node.target is torch.ops.prims.convert_element_type.default:
         operand: Any = node.args[0]
-        wider = value(operand).dtype.itemsize > value(node).dtype.itemsize
-        if wider or not (is_pointwise(operand) or operand.target is materialised()):
+        if value(operand).dtype.itemsize > value(node).dtype.itemsize or not is_pointwise(operand):
             break
         node = operand
     return node
+
+
+def _loaded(node: fx.Node) -> set[fx.Node]:
+    """What the kernel of a pointwise operator loads, where all pointwise operators before it are fused with it."""
+    found, seen, due = set[fx.Node](), set[fx.Node](), [node]
+    while due:
+        if (one := due.pop()) not in seen:
+            seen.add(one)
+            within = is_pointwise(one) or is_view(one)
+            due.extend(one.all_input_nodes if within else ())
+            found |= set() if within else {one}
+    return found
 
 
 def _missing(node: fx.Node, again: dict[fx.Node, int], made: Collection[fx.Node]) -> list[fx.Node]:
