@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial, reduce
 from itertools import pairwise
 from typing import Any
 
@@ -320,6 +320,60 @@ def lower_short(x: Any, once: bool = False) -> Any:
         return loaded
 
     return _pointwise(x, made)
+
+
+def lower_pooled(
+    gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, offsets: Any
+) -> Any:
+    """Inductor's gradient of a max-pool, the same sum in the same order and layout. An element takes the gradients of
+    the windows over it whose offset is its own place in the window. Inductor makes a place in the image of each offset,
+    and clamps windows beyond the edge, in some hundred operations; here such windows are not loaded."""
+    ir, ops = private("torch._inductor", "ir"), private("torch._inductor.virtualized", "ops")
+    division, greater = (private("torch.utils._sympy.functions", name) for name in ("FloorDiv", "Max"))
+    known_less = private("torch._inductor.virtualized", "V").graph.sizevars.statically_known_lt
+    gradient.realize_hint()
+    offset_at, gradient_at = offsets.make_loader(), gradient.make_loader()
+    sizes, pooled = x.get_size()[-2:], gradient.get_size()[-2:]
+
+    def number(value: Any) -> Any:
+        return ops.index_expr(value, torch.int32)
+
+    def windows(dim: int, at: Any) -> list[tuple[Any, list[Any], Any]]:
+        """Those over a place of a dimension, and at the edges more: index, what holds if it is one, place in it."""
+        k, s, p = kernel[dim], stride[dim], padding[dim]
+        clamp, end, made = p - k + s < 0, sizes[dim] - 1 + p, []
+        first_at = lambda at: greater(division(at - k + s, s), 0) if clamp else division(at - k + s, s)  # noqa: E731
+        for i in range(-(-k // s)):
+            window, holds = first_at(at + p) + i, []
+            if i >= k // s or (i and clamp):
+                holds.append(ops.le(number(window), number(division(at + p, s))))
+            if not any(known_less(most, pooled[dim]) for most in (first_at(end) + i, division(end, s))):
+                holds.append(ops.lt(number(window), number(pooled[dim])))
+            made.append((window, holds, number(at + p - window * s)))
+        return made
+
+    def made(index: Any) -> Any:
+        *before, row, column = index
+        total = None
+        for up, above, down in windows(0, row):
+            for left, beside, right in windows(1, column):
+                window, holds = [*before, up, left], [*above, *beside]
+                offset, part = partial(offset_at, window), partial(gradient_at, window)
+                if holds:
+                    there = reduce(ops.and_, holds)
+                    offset, part = partial(ops.masked, there, offset, -128), partial(ops.masked, there, part, 0.0)
+                own = ops.add(ops.mul(down, ops.constant(kernel[1], torch.int32)), right)
+                taken, share = ops.eq(ops.to_dtype(offset(), torch.int32), own), part()
+                if total is None:
+                    total = ops.where(taken, share, ops.constant(0.0, torch.float32))
+                else:
+                    total = ops.where(taken, ops.add(total, share), total)
+        return total
+
+    words = {"device": gradient.get_device(), "dtype": gradient.get_dtype(), "ranges": x.get_size()}
+    out, strides = ir.Pointwise.create(inner_fn=made, **words), (x.maybe_get_stride(), gradient.maybe_get_stride())
+    channels_last = any(each is not None and each[1] == 1 for each in strides)
+    return ir.ExternKernel.require_channels_last(out) if channels_last else out
 
 
 def convolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, groups: Any) -> Any:

@@ -6,19 +6,34 @@ max-pool's input that the cut saves all the same the ReLU that made it reads one
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
 from torch import fx
 
 from gistkit.compiled.edit import Builder, strides
+from gistkit.compiled.operators import pooling
 from gistkit.compiled.split import Pair, is_tensor, value
 
 aten = torch.ops.aten
 _POOL = aten.max_pool2d_with_indices_backward.default
+_WINDOWS = 25  # over one element; of more Inductor compiles no gradient
 _SHAPE_ONLY = {_POOL, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default,
                aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default}  # fmt: skip
 """Their second operand is read for its shape alone."""
+
+
+def take_offsets(pair: Pair) -> None:
+    """Have the gradients of max-pools compare offsets in windows, as forward saves them, in place of indices that are
+    computed of them: VGG-16's first takes N in place of 1.1 ms (H200)."""
+    for node in pair.backward.graph.find_nodes(op="call_function", target=_POOL):
+        kernel, stride, _, dilation, _, indices = node.args[2:]
+        of_offsets = indices.target is torch.ops.prims._low_memory_max_pool_offsets_to_indices.default
+        plain = of_offsets and value(node).dim() == 4 and dilation == [1, 1]
+        if plain and prod(-(-k // s) for k, s in zip(kernel, stride, strict=True)) <= _WINDOWS:
+            node.target = pooling()
+            node.update_arg(7, indices.args[0])
 
 
 def lay_out_stand_ins(pair: Pair) -> None:
