@@ -322,34 +322,53 @@ def lower_short(x: Any, once: bool = False) -> Any:
     return _pointwise(x, made)
 
 
-def lower_pooled(
-    gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, offsets: Any
-) -> Any:
+def pooled(gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, *words: Any) -> Any:
+    """PyTorch's gradient of a max-pool, of tensors or of Inductor's values; ``words``: the last ones of
+    :func:`lower_pooled`."""
+    dilation, ceil, offsets, _ = words
+    made: list[Any] = [torch.ops.prims._low_memory_max_pool_offsets_to_indices.default,
+                       torch.ops.aten.max_pool2d_with_indices_backward.default]  # fmt: skip
+    if not isinstance(x, torch.Tensor):
+        made = [private("torch._inductor.lowering", "lowerings")[operator] for operator in made]
+    size = x.shape[-2:] if isinstance(x, torch.Tensor) else x.get_size()[-2:]
+    indices = made[0](offsets, kernel, size, stride, padding, dilation)
+    return made[1](gradient, x, kernel, stride, padding, dilation, ceil, indices)
+
+
+def lower_pooled(gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, *words: Any) -> Any:
     """Inductor's gradient of a max-pool, the same sum in the same order and layout. An element takes the gradients of
     the windows over it whose offset is its own place in the window. Inductor makes a place in the image of each offset,
-    and clamps windows beyond the edge, in some hundred operations; here such windows are not loaded."""
-    ir, ops = private("torch._inductor", "ir"), private("torch._inductor.virtualized", "ops")
-    division, greater = (private("torch.utils._sympy.functions", name) for name in ("FloorDiv", "Max"))
-    known_less = private("torch._inductor.virtualized", "V").graph.sizevars.statically_known_lt
+    and clamps windows beyond the edge, in some hundred operations; here such windows are not loaded. No element may be
+    left of the first window: ``padding >= kernel - stride``.
+
+    ``words``: dilation, whether sizes are rounded up, offsets, and whether Inductor is to make the same buffers as of
+    its own gradient, which has more operations. It does for one in channels_last; another is its own then."""
+    *_, offsets, same = words
     gradient.realize_hint()
+    strides = x.maybe_get_stride(), gradient.maybe_get_stride()
+    channels_last = any(each is not None and each[1] == 1 for each in strides)
+    if same and not channels_last:
+        return pooled(gradient, x, kernel, stride, padding, *words)
+    ir, ops = private("torch._inductor", "ir"), private("torch._inductor.virtualized", "ops")
+    division = private("torch.utils._sympy.functions", "FloorDiv")
+    known_less = private("torch._inductor.virtualized", "V").graph.sizevars.statically_known_lt
     offset_at, gradient_at = offsets.make_loader(), gradient.make_loader()
-    sizes, pooled = x.get_size()[-2:], gradient.get_size()[-2:]
+    sizes, counts = x.get_size()[-2:], gradient.get_size()[-2:]
 
     def number(value: Any) -> Any:
         return ops.index_expr(value, torch.int32)
 
     def windows(dim: int, at: Any) -> list[tuple[Any, list[Any], Any]]:
         """Those over a place of a dimension, and at the edges more: index, what holds if it is one, place in it."""
-        k, s, p = kernel[dim], stride[dim], padding[dim]
-        clamp, end, made = p - k + s < 0, sizes[dim] - 1 + p, []
-        first_at = lambda at: greater(division(at - k + s, s), 0) if clamp else division(at - k + s, s)  # noqa: E731
+        k, s, at, end = kernel[dim], stride[dim], at + padding[dim], sizes[dim] - 1 + padding[dim]
+        made = []
         for i in range(-(-k // s)):
-            window, holds = first_at(at + p) + i, []
-            if i >= k // s or (i and clamp):
-                holds.append(ops.le(number(window), number(division(at + p, s))))
-            if not any(known_less(most, pooled[dim]) for most in (first_at(end) + i, division(end, s))):
-                holds.append(ops.lt(number(window), number(pooled[dim])))
-            made.append((window, holds, number(at + p - window * s)))
+            window, holds = division(at - k + s, s) + i, []
+            if i >= k // s:
+                holds.append(ops.le(number(window), number(division(at, s))))
+            if not any(known_less(most, counts[dim]) for most in (division(end - k + s, s) + i, division(end, s))):
+                holds.append(ops.lt(number(window), number(counts[dim])))
+            made.append((window, holds, number(at - window * s)))
         return made
 
     def made(index: Any) -> Any:
@@ -370,9 +389,8 @@ def lower_pooled(
                     total = ops.where(taken, ops.add(total, share), total)
         return total
 
-    words = {"device": gradient.get_device(), "dtype": gradient.get_dtype(), "ranges": x.get_size()}
-    out, strides = ir.Pointwise.create(inner_fn=made, **words), (x.maybe_get_stride(), gradient.maybe_get_stride())
-    channels_last = any(each is not None and each[1] == 1 for each in strides)
+    described = {"device": gradient.get_device(), "dtype": gradient.get_dtype(), "ranges": x.get_size()}
+    out = ir.Pointwise.create(inner_fn=made, **described)
     return ir.ExternKernel.require_channels_last(out) if channels_last else out
 
 

@@ -14,7 +14,7 @@
   what is to have the bits of one that reads it must do as that does (docs/compiled.md, "The same bits").
 * ``short(x)`` is x; what it is computed by counts as one operation where Inductor decides what becomes a buffer, so
   that kernels that decode a tensor are cut as those that read it, and a rebuild has no buffers within (``once``).
-* ``pooled`` is ``aten.max_pool2d_with_indices_backward`` with PyTorch's offsets in windows in place of indices.
+* ``pooled`` is ``aten.max_pool2d_with_indices_backward`` of offsets in windows, as forward saves them, not indices.
 * ``convolved`` is a convolution that backward computes anew, under a name of its own, as Inductor lays out a graph's
   images by the convolutions that it finds there. The others are copies outside of Inductor."""
 
@@ -62,18 +62,9 @@ rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
 taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
 dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
 shortening = _operator("short(Tensor x, bool once=False)", compat.lower_short)
-
-
-def _pooled(gradient: torch.Tensor, x: torch.Tensor, *words: Any) -> torch.Tensor:
-    kernel, stride, padding, dilation, _, offsets = words
-    numbers = kernel, x.shape[-2:], stride, padding, dilation
-    indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, *numbers)
-    return torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *words[:-1], indices)
-
-
 pooling = _operator(
     "pooled(Tensor gradient, Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil, "
-    "Tensor offsets)", compat.lower_pooled, _pooled,
+    "Tensor offsets, bool same)", compat.lower_pooled, compat.pooled,
 )  # fmt: skip
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",

@@ -181,7 +181,7 @@ class Moves:
                 edit.written(self.pair, node, compat.emulates_casts(saved=True) and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
-        pools.take_offsets(self.pair)
+        pools.take_offsets(self.pair, self.settings.exact)
         self.pair.finish()
 
     def rows(self) -> list[Kept]:

@@ -24,16 +24,18 @@ _SHAPE_ONLY = {_POOL, aten.avg_pool2d_backward.default, aten.avg_pool3d_backward
 """Their second operand is read for its shape alone."""
 
 
-def take_offsets(pair: Pair) -> None:
+def take_offsets(pair: Pair, same: bool) -> None:
     """Have the gradients of max-pools compare offsets in windows, as forward saves them, in place of indices that are
-    computed of them: VGG-16's first takes N in place of 1.1 ms (H200)."""
+    computed of them: VGG-16's first takes 0.46 in place of 1.10 ms, ResNet-50's 0.15 in place of 0.73 (H200). ``same``:
+    only where Inductor keeps the kernels that it has around them."""
     for node in pair.backward.graph.find_nodes(op="call_function", target=_POOL):
-        kernel, stride, _, dilation, _, indices = node.args[2:]
+        kernel, stride, padding, dilation, _, indices = node.args[2:]
+        steps = [*zip(kernel, stride, padding, strict=True)]
+        usual = value(node).dim() == 4 and dilation == [1, 1] and all(p >= k - s for k, s, p in steps)
         of_offsets = indices.target is torch.ops.prims._low_memory_max_pool_offsets_to_indices.default
-        plain = of_offsets and value(node).dim() == 4 and dilation == [1, 1]
-        if plain and prod(-(-k // s) for k, s in zip(kernel, stride, strict=True)) <= _WINDOWS:
+        if usual and of_offsets and prod(-(-k // s) for k, s, _ in steps) <= _WINDOWS:
             node.target = pooling()
-            node.update_arg(7, indices.args[0])
+            node.args = (*node.args[:-1], indices.args[0], same)
 
 
 def lay_out_stand_ins(pair: Pair) -> None:

@@ -1,12 +1,17 @@
 """What backward reads of a max-pool's input, where the cut saves it in full."""
 
+import itertools
+from functools import partial
+
 import pytest
 import torch
+import torch._inductor.inductor_prims  # defines the pool
 from torch import nn
 
 from gistkit.compiled.edit import encode
 from gistkit.compiled.forms import packing
-from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, rewritten
+from gistkit.compiled.operators import pooling
+from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, rewritten, take_offsets
 from tests.support.compiled_cases import assert_same, case, plain_step, run_edited
 
 aten = torch.ops.aten
@@ -14,6 +19,59 @@ aten = torch.ops.aten
 
 def pools(pair):
     return pair.backward.graph.find_nodes(op="call_function", target=aten.max_pool2d_with_indices_backward.default)
+
+
+POOLS = [  # kernel, stride, padding, whether sizes are rounded up, image
+    ((3, 3), (2, 2), (1, 1), False, (17, 16)), ((2, 2), (2, 2), (0, 0), False, (16, 15)),
+    ((2, 2), (2, 2), (0, 0), True, (15, 15)), ((2, 2), (3, 3), (0, 0), False, (11, 10)),
+    ((4, 2), (2, 1), (2, 1), False, (12, 14)), ((7, 7), (7, 7), (0, 0), False, (7, 7)),
+]  # fmt: skip
+
+
+def test_a_gradient_from_offsets_has_the_bits_of_inductors_own():
+    torch.manual_seed(0)
+    cases, last = [], {"memory_format": torch.channels_last}
+    for (*words, image), dtype in itertools.product(POOLS, (torch.float32, torch.bfloat16)):
+        x = torch.randint(-3, 3, (2, 8, *image)).to(dtype)  # with equal elements in a window
+        result, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(x, *words[:3], (1, 1), words[3])
+        gradient = torch.where(torch.rand(result.shape) < 0.3, -0.0, torch.randn(result.shape)).to(dtype)
+        tensors = gradient, x, offsets
+        cases += [(words, tensors), (words, tuple(t.contiguous(**last) for t in tensors))]
+
+    def steps(made):
+        run = lambda given: [made(*ts, *words) for (words, _), ts in zip(cases, given, strict=True)]  # noqa: E731
+        return torch.compile(run, fullgraph=True)([ts for _, ts in cases])
+
+    def own(gradient, x, offsets, kernel, stride, padding, ceil):
+        words = kernel, x.shape[-2:], stride, padding, (1, 1)
+        indices = torch.ops.prims._low_memory_max_pool_offsets_to_indices(offsets, *words)
+        return aten.max_pool2d_with_indices_backward(gradient, x, kernel, stride, padding, (1, 1), ceil, indices)
+
+    operator = pooling()
+
+    def ours(same, gradient, x, offsets, kernel, stride, padding, ceil):
+        return operator(gradient, x, kernel, stride, padding, (1, 1), ceil, offsets, same)
+
+    expected = steps(own)
+    for same in (False, True):
+        for found, plain in zip(steps(partial(ours, same)), expected, strict=True):
+            assert torch.equal(found, plain) and torch.equal(found.signbit(), plain.signbit())
+            assert found.stride() == plain.stride()
+
+
+def test_which_pools_gradients_are_taken_from_offsets():
+    """Not those of PyTorch with an element left of a window, as of 3 x 3 elements in steps of 2 without padding."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2, 1), nn.Flatten()
+    model, x, y = nn.Sequential(*layers), torch.randn(4, 3, 18, 18), torch.randint(8, (4,))
+
+    def edit(pair):
+        take_offsets(pair, True)
+        assert len(pools(pair)) == 1
+        found = pair.backward.graph.find_nodes(op="call_function", target=pooling())
+        assert sorted(node.args[2] for node in found) == [[2, 2], [3, 3]]
+
+    assert_same(run_edited(None, model, x, y), run_edited(edit, model, x, y))
 
 
 @pytest.mark.parametrize("materialise", [False, True])
