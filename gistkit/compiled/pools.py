@@ -1,4 +1,4 @@
-"""What backward reads only the shape of, and what one bit an element of.
+"""What backward of pools reads: only the shape, one bit an element, or offsets in windows.
 
 Backward of a pool reads the shape of its input. A rewrite of the joint graph, before it is cut, changes no bit: a
 stand-in of one element, expanded, takes the input's place. Behind the cut it gets the input's layout, and of a
