@@ -322,10 +322,10 @@ def lower_short(x: Any, once: bool = False) -> Any:
     return _pointwise(x, made)
 
 
-def pooled(gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, *words: Any) -> Any:
-    """PyTorch's gradient of a max-pool, of tensors or of Inductor's values; ``words``: the last ones of
-    :func:`lower_pooled`."""
-    dilation, ceil, offsets, _ = words
+def pooled(
+    gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, offsets: Any, same: bool
+) -> Any:
+    """PyTorch's own gradient of a max-pool, of tensors or of Inductor's values."""
     made: list[Any] = [torch.ops.prims._low_memory_max_pool_offsets_to_indices.default,
                        torch.ops.aten.max_pool2d_with_indices_backward.default]  # fmt: skip
     if not isinstance(x, torch.Tensor):
@@ -335,20 +335,21 @@ def pooled(gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, *words
     return made[1](gradient, x, kernel, stride, padding, dilation, ceil, indices)
 
 
-def lower_pooled(gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, *words: Any) -> Any:
-    """Inductor's gradient of a max-pool, the same sum in the same order and layout. An element takes the gradients of
-    the windows over it whose offset is its own place in the window. Inductor makes a place in the image of each offset,
-    and clamps windows beyond the edge, in some hundred operations; here such windows are not loaded. No element may be
-    left of the first window: ``padding >= kernel - stride``.
+def lower_pooled(
+    gradient: Any, x: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, offsets: Any, same: bool
+) -> Any:
+    """The gradient of a max-pool with Inductor's sum, order and layout. An element takes the gradients of the windows
+    over it whose offset is its own place in the window. Inductor makes a place in the image of each offset, and clamps
+    windows beyond the edge, in some hundred operations; here such windows are not loaded. No window over an element
+    may have an index below 0, so ``padding >= kernel - stride``.
 
-    ``words``: dilation, whether sizes are rounded up, offsets, and whether Inductor is to make the same buffers as of
-    its own gradient, which has more operations. It does for one in channels_last; another is its own then."""
-    *_, offsets, same = words
+    ``same``: Inductor is to make the buffers that it makes of its own gradient, which has more operations. It writes
+    every gradient in channels_last to one; for another layout its own gradient is taken."""
     gradient.realize_hint()
     strides = x.maybe_get_stride(), gradient.maybe_get_stride()
     channels_last = any(each is not None and each[1] == 1 for each in strides)
     if same and not channels_last:
-        return pooled(gradient, x, kernel, stride, padding, *words)
+        return pooled(gradient, x, kernel, stride, padding, dilation, ceil, offsets, same)
     ir, ops = private("torch._inductor", "ir"), private("torch._inductor.virtualized", "ops")
     division = private("torch.utils._sympy.functions", "FloorDiv")
     known_less = private("torch._inductor.virtualized", "V").graph.sizevars.statically_known_lt

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -102,11 +101,11 @@ def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node], leas
     """Have gradients of at least so many elements that are made before ``reader`` and read behind written by kernels of
     their own, where that is less than what they are made of: fused with what waits for a segment that runs again in
     between, all of that would be there meanwhile. ``held``: storages that stay anyway."""
-    earlier = list(takewhile(lambda n: n is not reader, graph.nodes))
-    made = [n for n in earlier if is_tensor(n) and is_pointwise(n) and n not in again and elements(n) >= least]
-    late = [n for n in made if any(reader <= user for user in n.users)]
-    behind = [node for node in graph.nodes if reader <= node]
-    staying = held | set(storages(n for node in behind for n in node.all_input_nodes))
+    nodes = list(graph.nodes)
+    place = nodes.index(reader)
+    read = {n for node in nodes[place:] for n in node.all_input_nodes}
+    made = [n for n in nodes[:place] if n in read and n not in again and is_tensor(n)]
+    late, staying = [n for n in made if is_pointwise(n) and elements(n) >= least], held | set(storages(read))
     for node in dict.fromkeys(map(_before_casts, late)):
         freed = {storage: size for storage, size in storages(_loaded(node)).items() if storage not in staying}
         if storage_bytes(node) < sum(freed.values()):
@@ -126,14 +125,12 @@ def _before_casts(node: fx.Node) -> fx.Node:
 
 def _loaded(node: fx.Node) -> set[fx.Node]:
     """What the kernel of a pointwise operator loads, where all pointwise operators before it are fused with it."""
-    found, seen, due = set[fx.Node](), set[fx.Node](), [node]
+    found, due = set[fx.Node](), {node}
     while due:
-        if (one := due.pop()) not in seen:
-            seen.add(one)
-            within = is_pointwise(one) or is_view(one)
-            due.extend(one.all_input_nodes if within else ())
-            found |= set() if within else {one}
-    return found
+        found |= due
+        within = [n for n in due if is_pointwise(n) or is_view(n)]
+        due = {operand for n in within for operand in n.all_input_nodes} - found
+    return {n for n in found if not (is_pointwise(n) or is_view(n))}
 
 
 def _missing(node: fx.Node, again: dict[fx.Node, int], made: Collection[fx.Node]) -> list[fx.Node]:

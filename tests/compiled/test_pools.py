@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch._inductor.inductor_prims  # defines the pool
+import torch.nn.functional as F
 from torch import nn
 
 from gistkit.compiled.edit import encode
@@ -60,10 +61,20 @@ def test_a_gradient_from_offsets_has_the_bits_of_inductors_own():
 
 
 def test_which_pools_gradients_are_taken_from_offsets():
-    """Not those of PyTorch with an element left of a window, as of 3 x 3 elements in steps of 2 without padding."""
+    """Not those of windows larger than stride and padding together, as 3 x 3 in steps of 2. ``max_pool2d(x, 2)`` has an
+    empty stride in the graph."""
     torch.manual_seed(0)
-    layers = nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.MaxPool2d(3, 2), nn.MaxPool2d(3, 2, 1), nn.Flatten()
-    model, x, y = nn.Sequential(*layers), torch.randn(4, 3, 18, 18), torch.randint(8, (4,))
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x):
+            x = F.max_pool2d(F.max_pool2d(self.convolution(x), 2), 3, 2)
+            return F.max_pool2d(x, [3], [2], [1]).flatten(1)
+
+    model, x, y = Pooled(), torch.randn(4, 3, 18, 18), torch.randint(8, (4,))
 
     def edit(pair):
         take_offsets(pair, True)
