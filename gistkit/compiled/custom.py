@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from gistkit.compiled import compat, door, record
+from gistkit.compiled import compat, door, fusion, record
 from gistkit.compiled.partitioner import Settings, cut, sources
 
 
@@ -27,14 +27,14 @@ class KernelPass(compat.pass_base()):
 
 
 _JOIN = "_post_fusion_custom_pass"
-PASSES = {"_pre_fusion_custom_pass": KernelPass(compat.set_apart), _JOIN: KernelPass(compat.join)}
+PASSES = {"_pre_fusion_custom_pass": KernelPass(fusion.set_apart), _JOIN: KernelPass(fusion.join)}
 """Rebuilds join kernels of plain ``torch.compile`` behind Inductor's own fusion; draws keep their order."""
 
 
 def options(settings: Settings, **given: Any) -> dict[str, Any]:
     """Inductor's options: those given, and gistkit's own. Under a budget Inductor keeps no freed buffer for a later one
     of its size, as it does up to its own estimate of the peak: 6 % above the predicted one in a ResNet-50 at 40 %."""
-    own = {} if settings.budget is None else {"allow_buffer_reuse": False, _JOIN: KernelPass(compat.join_late)}
+    own = {} if settings.budget is None else {"allow_buffer_reuse": False, _JOIN: KernelPass(fusion.join_late)}
     return {**PASSES, **own, **given, "custom_partitioner_fn": Partitioner(settings)}
 
 

@@ -1,4 +1,4 @@
-"""Operators of gistkit's graphs that Inductor compiles by rules of :mod:`gistkit.compiled.compat`.
+"""Operators of gistkit's graphs that Inductor compiles by rules of :mod:`gistkit.compiled.lowering`.
 
 * ``materialised(x, after, strides)`` is x, as a buffer of its own, once ``after`` has been computed, for what is
   decoded or rebuilt in backward, and for gradients that wait for a segment that runs again. The kernels that read x
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from gistkit.compiled import compat
+from gistkit.compiled import compat, lowering
 
 _LIBRARY = torch.library.Library("gistkit", "FRAGMENT")
 
@@ -55,18 +55,18 @@ def _laid_out(x: torch.Tensor, after: torch.Tensor, strides: list[int] | None = 
 
 
 materialised = _operator(
-    "materialised(Tensor x, Tensor after, int[]? strides=None)", compat.lower_materialised, fake=_laid_out
+    "materialised(Tensor x, Tensor after, int[]? strides=None)", lowering.materialised, fake=_laid_out
 )
-writing = _operator("written(Tensor x)", compat.lower_written)
-rounding = _operator("rounded(Tensor x)", compat.lower_rounded)
-taking = _operator("moment(Tensor x, float count)", compat.lower_moment)
-dividing = _operator("variance(Tensor x, float count)", compat.lower_variance)
-shortening = _operator("short(Tensor x, bool once=False)", compat.lower_short)
+writing = _operator("written(Tensor x)", lowering.written)
+rounding = _operator("rounded(Tensor x)", lowering.rounded)
+taking = _operator("moment(Tensor x, float count)", lowering.moment)
+dividing = _operator("variance(Tensor x, float count)", lowering.variance)
+shortening = _operator("short(Tensor x, bool once=False)", lowering.short)
 pooling = _operator(
     "pooled(Tensor gradient, Tensor x, int[] kernel, int[] stride, int[] padding, int[] dilation, bool ceil, "
-    "Tensor offsets, bool same)", compat.lower_pooled, compat.pooled,
+    "Tensor offsets, bool same)", lowering.pooled, lowering.pooled_by_pytorch,
 )  # fmt: skip
 convolving = _operator(
     "convolved(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] dilation, SymInt groups)",
-    compat.convolved, compat.convolved,
+    lowering.convolved, lowering.convolved,
 )  # fmt: skip

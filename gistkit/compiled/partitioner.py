@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from gistkit.compiled import compat, edit, pools, recompute, record
+from gistkit.compiled import compat, edit, fusion, pools, recompute, record
 from gistkit.compiled.forms import packing
 from gistkit.compiled.forms.bits import Bits
 from gistkit.compiled.late import rebuild_late
@@ -73,7 +73,7 @@ class Moves:
 
     def __init__(self, pair: Pair, settings: Settings, static: Sequence[int] = (), plain: Moves | None = None) -> None:
         self.pair, self.settings, self.reruns = pair, settings, plain is not None
-        self.notes = [note for note in (settings.anew, compat.other_draws(pair.forward.graph)) if note]
+        self.notes = [note for note in (settings.anew, fusion.other_draws(pair.forward.graph)) if note]
         self._saved = packing.own_tensors(pair)
         gone = ("recompute", "backward runs its segment again"), ("drop", "nothing reads it any more")
         self._gone = gone[plain is None]

@@ -14,7 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import gistkit
-from gistkit.compiled import backend, compat
+from gistkit.compiled import backend, compat, fusion
 from tests.support.compiled_cases import assert_same, loss_of, step
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -148,7 +148,7 @@ def test_a_dropout_behind_an_attention_that_draws_is_told(share, before, told):
         graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, (x, x, x, share))
     graph.call_function(torch.ops.prims.inductor_seeds.default, (2, torch.device("cpu")))
     graph.call_function(torch.ops.aten._scaled_dot_product_flash_attention.default, (x, x, x), {"dropout_p": 0.1})
-    assert bool(compat.other_draws(graph)) == told
+    assert bool(fusion.other_draws(graph)) == told
 
 
 class Written:
@@ -171,7 +171,7 @@ def test_under_a_budget_a_kernel_runs_where_the_last_of_those_in_it_would():
         Written("logits", "", 1), Written("gated", "logits", 20), Written("norms norm", "gated", 33),
         Written("cast", "norm", 5), Written("product", "logits", 13), Written("last", "norms", 34),
     ]  # fmt: skip
-    order = [sorted(kernel.names)[-1] for kernel in compat.join_late(kernels)]
+    order = [sorted(kernel.names)[-1] for kernel in fusion.join_late(kernels)]
     assert order == ["logits", "product", "gated", "norms", "cast", "last"]
 
 
