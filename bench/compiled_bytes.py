@@ -36,7 +36,7 @@ from bench.rows import environment, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import compat, pools
 from gistkit.compiled.forms.packing import own_tensors
-from gistkit.compiled.partitioner import TIME_SHARE, USUAL_SHARE
+from gistkit.compiled.partitioner import SHARES
 from gistkit.compiled.rebuilds import rounding
 from gistkit.compiled.rebuilds.flow import describe
 from gistkit.compiled.recompute import copied
@@ -139,7 +139,7 @@ def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:
         plain = Pair(*compat.min_cut(copied(gm), inputs, **words), results)
         pools.rewritten(gm)
         pair = Pair(*compat.min_cut(gm, inputs, **words), results)
-        free = replace(limits, depth=10**6, reads=1e9, time_share=float("inf"))
+        free = replace(limits, depth=10**6, reads=1e9, shares=(float("inf"),))
         began = time.perf_counter()
         static = words.get("static_lifetime_input_indices")
         flow, any_bits = describe(pair, static, limits), replace(limits, bitwise=False)
@@ -206,7 +206,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--depth", type=int, default=Limits.depth)
     parser.add_argument("--reads", type=float, default=Limits.reads)
     words = parser.parse_args(argv)
-    limits = Limits(words.depth, words.reads, time_share=TIME_SHARE, usual_share=USUAL_SHARE)
+    limits = Limits(words.depth, words.reads, shares=SHARES["bitwise"])
     rounding.rounds_within_kernels = lambda pair: True  # as for a GPU
     rows = []
     for dtype in words.dtypes.split(","):

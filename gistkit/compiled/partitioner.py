@@ -1,7 +1,7 @@
 """The partitioner that Inductor calls: joint rewrites, PyTorch's own min-cut, then moves: rebuilds and encodings of
 what crosses, all of them or as many as a budget needs.
 
-Without a budget every move is made, but of rebuilds those within ``TIME_SHARE``. Under one they are made until the
+Without a budget every move is made, but of rebuilds those within ``SHARES``. Under one they are made until the
 predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, rebuilds, then narrow floats where a format is
 named. Where all are too few, and bits may differ, backward runs as few segments of forward again as are needed.
 """
@@ -39,8 +39,8 @@ from gistkit.planning.flow import Limits
 from gistkit.planning.segments import Segment, fewest
 from gistkit.version import VERSION
 
-TIME_SHARE, USUAL_SHARE = 0.07, 0.05
-"""Of a step's modelled time, for rebuilds where no budget asks for more; the second where it saves a third, bitwise."""
+SHARES = {"bitwise": (0.03, 0.04, 0.05), "reassociated": (0.07,)}
+"""Of a step's modelled time, for rebuilds where no budget asks for more: the first that saves enough, or the last."""
 
 _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)
 """Operators that read memory in another order than they write it."""
@@ -99,9 +99,8 @@ class Moves:
             for node, whole in pair.whole_of.items():
                 self._made[node.name] = packing.described(node, "drop", 0, f"a part of {whole.name}")
         limited = settings.budget is None and settings.lossy is None  # rounding and decoding takes longer
-        share, exact = TIME_SHARE if limited else float("inf"), settings.exact
-        usual = USUAL_SHARE if exact and limited else share
-        limits = Limits(bitwise=exact, products=limited and exact, time_share=share, usual_share=usual, bits=bits)
+        shares, exact = SHARES[settings.fidelity] if limited else (float("inf"),), settings.exact
+        limits = Limits(bitwise=exact, products=limited and exact, shares=shares, bits=bits)
         choice, cones = planned(pair, limits, static)
         if choice.left_out:
             seconds, count = sum(cone.time_s for cone in choice.left_out), len(choice.left_out)

@@ -25,8 +25,9 @@ class Limits:
     ``reads``: bytes that a rebuild may read, in multiples of the largest tensor that it reads or makes.
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: forward keeps the kernels of plain ``torch.compile``, and only
-    rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``time_share``: of the
-    step's modelled time, for all rebuilds, ``usual_share`` where that is enough. ``bits``: of a kept float, at most."""
+    rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``shares``: of the
+    step's modelled time, for all rebuilds; a later one where those before keep too much. ``bits``: of a kept float, at
+    most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -34,8 +35,7 @@ class Limits:
     least_share: float = 1e-3
     bitwise: bool = True
     products: bool = True
-    time_share: float = float("inf")
-    usual_share: float = float("inf")
+    shares: tuple[float, ...] = (float("inf"),)
     bits: int = 64
 
 
@@ -66,10 +66,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Flow:
-    """The values of one forward by name, in order, and the modelled time of its step."""
+    """The values of one forward by name, in order, and the modelled time of its step. ``spare_s``: how much quicker
+    than plain ``torch.compile``'s that is without rebuilds, which they may take beside a share of it."""
 
     values: dict[str, Value]
     step_s: float = float("inf")
+    spare_s: float = 0.0
 
     @cached_property
     def places(self) -> dict[str, int]:

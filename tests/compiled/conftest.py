@@ -10,8 +10,8 @@ from gistkit.compiled.rebuilds import rounding
 
 @pytest.fixture(autouse=True)
 def all_rebuilds(monkeypatch):
-    monkeypatch.setattr(partitioner, "TIME_SHARE", float("inf"))
-    monkeypatch.setattr(partitioner, "USUAL_SHARE", float("inf"))
+    for fidelity in partitioner.SHARES:
+        monkeypatch.setitem(partitioner.SHARES, fidelity, (float("inf"),))
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_same_bits_and_fewer_bytes(name, loss):
 
 
 def test_a_kept_view_has_the_reason_of_its_base(monkeypatch):
-    monkeypatch.setattr(partitioner, "TIME_SHARE", 0.0)
+    monkeypatch.setitem(partitioner.SHARES, "bitwise", (0.0,))
     model, x, y = case("block", rows=32)
     _, (graph,) = run(loss_of, model, [(x, y)], SETTINGS)
     why = [row.reason for row in graph.rows if row.op == "view" and row.form == "dense"]

@@ -12,7 +12,8 @@ from torch import nn
 from gistkit.compiled.edit import encode
 from gistkit.compiled.forms import packing
 from gistkit.compiled.operators import pooling
-from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, rewritten, take_offsets
+from gistkit.compiled.pools import lay_out_stand_ins, only_signs_are_read, rewritten, spared_s, take_offsets
+from gistkit.planning.flow import BYTES_A_S
 from tests.support.compiled_cases import assert_same, case, plain_step, run_edited
 
 aten = torch.ops.aten
@@ -77,8 +78,12 @@ def test_which_pools_gradients_are_taken_from_offsets():
     model, x, y = Pooled(), torch.randn(4, 3, 18, 18), torch.randint(8, (4,))
 
     def edit(pair):
+        read = 4 * (4 * 8 * 16 * 16) * 1 + 4 * (4 * 8 * 3 * 3) * 4  # bytes, for each window over an element
+        assert spared_s(pair, True, channels_last=False) == 0  # Inductor's own gradient is taken
+        assert spared_s(pair, False, channels_last=False) == pytest.approx(1.5 * read / BYTES_A_S)
+        assert spared_s(pair, True, channels_last=True) == pytest.approx(1.5 * read / BYTES_A_S)
         take_offsets(pair, True)
-        assert len(pools(pair)) == 1
+        assert len(pools(pair)) == 1 and spared_s(pair, False, channels_last=True) == 0
         found = pair.backward.graph.find_nodes(op="call_function", target=pooling())
         assert sorted(node.args[2] for node in found) == [[2, 2], [3, 3]]
 

@@ -3,6 +3,7 @@
 import operator
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from gistkit.compiled import Settings, edit, partitioner, record
 from gistkit.compiled.forms import narrow
-from gistkit.compiled.rebuilds.flow import DEPTHWISE_A_S, OPERATIONS_A_S, library_s
+from gistkit.compiled.rebuilds.flow import DEPTHWISE_A_S, OPERATIONS_A_S, library_s, step_s
 from gistkit.compiled.rebuilds.rounding import behind_views
 from gistkit.planning.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Limits, Value
 from gistkit.planning.rebuilds import choose
@@ -136,7 +137,7 @@ def chain(step_s):
 
 @pytest.mark.parametrize(("step_s", "rebuilt"), [(500.0, ["y", "z"]), (49.0, ["y"]), (10.0, [])])
 def test_rebuilds_that_take_longest_for_their_bytes_are_left_out_first(step_s, rebuilt):
-    choice = choose(chain(step_s), Limits(least_bytes=1, time_share=0.1))
+    choice = choose(chain(step_s), Limits(least_bytes=1, shares=(0.1,)))
     assert [cone.root for cone in choice.cones] == rebuilt
     assert sorted(c.root for c in choice.left_out) == sorted({"y", "z"} - set(rebuilt))
     assert sum(cone.time_s for cone in choice.cones) <= 0.1 * step_s
@@ -150,16 +151,31 @@ def test_a_product_takes_its_own_time():
     assert [cone.time_s for cone in choice.cones] == [0.25, 3.0]
 
 
-def test_what_libraries_alone_read_is_written_by_a_kernel_that_reads_its_sources_anyhow():
-    y = replace(chain(0.0).values["y"], for_libraries=True)
-    for value, time_s in ((y, 1.0), (replace(y, by_row=True), 2.0)):  # a layer norm's kernel sums its rows
-        choice = choose(Flow(chain(0.0).values | {"y": value}, float("inf")), Limits(least_bytes=1))
-        assert [cone.time_s for cone in choice.cones] == [time_s, 3.0]
+@pytest.mark.parametrize(("summed", "time_s"), [("", 0.5), ("y", 2.0), ("a", 2.0)])
+def test_what_libraries_alone_read_is_written_by_a_kernel_that_reads_its_sources_anyhow(summed, time_s):
+    """But not where that is a layer norm's, which sums its rows: of its input, or of that normalised."""
+    values = chain(0.0).values
+    values |= {"y": replace(values["y"], for_libraries=True)}
+    values |= {name: replace(values[name], by_row=True) for name in summed}
+    choice = choose(Flow(values, float("inf")), Limits(least_bytes=1))
+    assert {cone.root: cone.time_s for cone in choice.cones}["y"] == time_s
+
+
+@pytest.mark.parametrize(("shares", "rebuilt"), [((0.0, 0.1), ["y"]), ((0.1, 1.0), ["y"]), ((0.0, 1.0), ["y", "z"])])
+def test_the_first_share_of_time_that_keeps_enough_less_is_taken(shares, rebuilt):
+    choice = choose(chain(49.0), Limits(least_bytes=1, shares=shares))
+    assert [cone.root for cone in choice.cones] == rebuilt
+
+
+def test_rebuilds_may_take_what_the_step_spares():
+    assert not choose(chain(10.0), Limits(least_bytes=1, shares=(0.1,))).cones
+    spared = replace(chain(10.0), spare_s=4.0)
+    assert [cone.root for cone in choose(spared, Limits(least_bytes=1, shares=(0.1,))).cones] == ["y", "z"]
 
 
 @pytest.mark.parametrize(("enough", "rebuilds"), [(1.0, False), (1.5, True)])
 def test_more_rebuilds_are_made_where_the_usual_share_saves_too_little(monkeypatch, enough, rebuilds):
-    monkeypatch.setattr(partitioner, "USUAL_SHARE", 0.0)
+    monkeypatch.setitem(partitioner.SHARES, "bitwise", (0.0, float("inf")))
     monkeypatch.setattr("gistkit.planning.rebuilds.ENOUGH", enough)
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
@@ -186,7 +202,7 @@ def test_what_only_forward_makes_stays():
 
 
 def test_the_report_tells_what_was_left_out(monkeypatch):
-    monkeypatch.setattr(partitioner, "TIME_SHARE", 0.0)
+    monkeypatch.setitem(partitioner.SHARES, "bitwise", (0.0,))
     model, x, y = net_of("perceptron", 2048)
     _, (graph,) = run(loss_of, model, [(x, y)], Settings())
     assert any("are left out" in note for note in graph.notes)
@@ -203,9 +219,9 @@ def test_rebuilds_that_free_no_bytes_are_not_made():
         *(Value(n, ("product",), CHEAP, i, SECOND, SECOND, needed=True) for i, n in enumerate("qkv", 2)),
     )  # fmt: skip
     flow = {v.name: v for v in values}
-    plenty = choose(Flow(flow, 100.0), Limits(least_bytes=1, time_share=0.1))
+    plenty = choose(Flow(flow, 100.0), Limits(least_bytes=1, shares=(0.1,)))
     assert [cone.root for cone in plenty.cones] == ["q", "k", "v"] and plenty.kept == ("product",)
-    little = choose(Flow(flow, 36.0), Limits(least_bytes=1, time_share=0.1))
+    little = choose(Flow(flow, 36.0), Limits(least_bytes=1, shares=(0.1,)))
     assert little.cones == () and little.kept == ("q", "k", "v")
 
 
@@ -225,3 +241,13 @@ def test_a_convolutions_gradients_take_twice_its_own_operations(groups, rate):
         graph.call_function(operator.getitem, (made, number)).meta["val"] = made.meta["val"][number]
     products = 64 * 64 * 56 * 56 * (64 // groups) * 31 * 31
     assert library_s(made) == pytest.approx(2 * 2 * products / rate)
+
+
+@pytest.mark.parametrize(("dims", "counted"), [([0, 2, 3], True), ([-1, 0], True), ([3], False), ([-1], False)])
+def test_sums_over_more_than_rows_count_in_a_steps_time(dims, counted):
+    graph, x = torch.fx.Graph(), torch.empty(64, 64, 56, 56, device="meta")
+    node = graph.placeholder("x")
+    node.meta["val"] = x
+    graph.call_function(torch.ops.aten.sum.dim_IntList, (node, dims)).meta["val"] = x.sum(dims)
+    pair = SimpleNamespace(forward=SimpleNamespace(graph=graph), backward=SimpleNamespace(graph=torch.fx.Graph()))
+    assert step_s(pair, 26_000) == pytest.approx((4.5 * 26_000 + counted * 4 * x.numel()) / SECOND)

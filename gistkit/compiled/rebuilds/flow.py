@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from gistkit.compiled import compat
+from gistkit.compiled import compat, pools
 from gistkit.compiled.edit import grows
 from gistkit.compiled.readers import reads_memory
 from gistkit.compiled.rebuilds.arithmetic import Arithmetic, copies
@@ -23,9 +23,10 @@ from gistkit.planning.flow import BYTES_A_S, CHEAP, FREE, MADE, UNKEPT, Flow, Li
 
 aten = torch.ops.aten
 _SPLITS = (aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default)  # no views to the partitioner's table
-OPERATIONS_A_S, DEPTHWISE_A_S = {2: 5.8e14, 4: 1.0e14}, 5e12
-"""Taken for an H100: 59 % of its bf16 products' rate, by the bytes of an element; a depthwise convolution's bytes a
-second, where the gradients of ConvNeXt-T's inputs reached 5.6e12."""
+OPERATIONS_A_S, DEPTHWISE_A_S = {2: 5.8e14, 4: 1.0e14}, 7e12
+"""Taken for an H100: 59 % of its bf16 products' rate, by the bytes of an element; a depthwise convolution's operations
+a second, where ConvNeXt-T's reached 9e12, EfficientNet-B0's 5e12."""
+_REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.var_mean.correction)
 
 
 def describe(pair: Pair, static_inputs: Collection[int] | None, limits: Limits) -> Flow:
@@ -66,7 +67,8 @@ def describe(pair: Pair, static_inputs: Collection[int] | None, limits: Limits) 
         )  # fmt: skip
         owners.setdefault(storage, values[node.name])
     flow = Flow(values)
-    return replace(flow, step_s=step_s(pair, flow.plain_bytes()))
+    spare_s = pools.spared_s(pair, limits.bitwise, relaid)
+    return replace(flow, step_s=step_s(pair, flow.plain_bytes()), spare_s=spare_s)
 
 
 TWIN = "*"
@@ -144,10 +146,21 @@ def _bytes(node: fx.Node) -> int:
 
 def step_s(pair: Pair, kept_bytes: int) -> float:
     """Seconds that forward and backward take on a GPU, modelled: products and the like by themselves, fused kernels 4.5
-    times the kept bytes. For an H100's step of ResNet-50 (bf16, batch 128) 16.4 ms (measured 23.1)."""
-    nodes = (n for module in (pair.forward, pair.backward) for n in module.graph.nodes if n.op == "call_function")
+    times the kept bytes, and what is summed over more than rows, as batch norms do in kernels of their own. On an H100
+    (bf16, batch 128), ms, measured in brackets: ResNet-50 23.0 (23.1), ViT-S 15.8 (16.5), ConvNeXt-T 34.7 (32.2), GPT-2
+    18.8 (17.2), Swin-T 27.9 (31.1), DenseNet-121 29.3 (32.4), EfficientNet-B0 16.2 (21.3)."""
+    nodes = [n for module in (pair.forward, pair.backward) for n in module.graph.nodes if n.op == "call_function"]
     made = sum(library_s(n) for n in nodes if n.target is not operator.getitem and in_memory(n))
-    return made + 4.5 * kept_bytes / BYTES_A_S
+    return made + (4.5 * kept_bytes + sum(map(_summed_bytes, nodes))) / BYTES_A_S
+
+
+def _summed_bytes(node: fx.Node) -> int:
+    """The bytes that a reduction reads as it is written, in fp32 for bf16; 0 of what is reduced by rows alone."""
+    if node.target not in _REDUCTIONS:
+        return 0
+    x, dims = value(node.all_input_nodes[0]), cast(list[int] | None, node.args[1])
+    by_rows = x.dim() > 1 and dims and all(dim in (-1, x.dim() - 1) for dim in dims)
+    return 0 if by_rows else compat.hint(x.numel()) * x.element_size()
 
 
 def library_s(node: fx.Node) -> float:
