@@ -39,7 +39,7 @@ from gistkit.planning.flow import Limits
 from gistkit.planning.segments import Segment, fewest
 from gistkit.version import VERSION
 
-SHARES = {"bitwise": (0.025, 0.03, 0.04, 0.05), "reassociated": (0.07,)}
+SHARES = {"bitwise": (0.027, 0.03, 0.04, 0.05), "reassociated": (0.07,)}
 """Of a step's modelled time, for rebuilds where no budget asks for more: the first that saves enough, or the last."""
 
 _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch.ops.aten.index.Tensor)

@@ -262,15 +262,15 @@ def _time_s(search: _Search, root: str, reach: _Reach) -> float:
 def _slowest(flow: Flow, cones: list[Cone], most_s: float) -> dict[str, Cone]:
     """What to keep after all, with the cones that free no bytes, or least for their time: half of what exceeds the
     limit, so that others become cheaper. Those of one storage go together; those that a value is kept for share its
-    bytes."""
-    shares = Counter(n for cone in cones for n in cone.extra_leaves)
-    storages: dict[int, list[Cone]] = {}
+    bytes, by what they save."""
+    saved, storages = Counter[str](), dict[int, list[Cone]]()
     for cone in cones:
+        saved.update(dict.fromkeys(cone.extra_leaves, cone.saved_bytes))
         storages.setdefault(flow.values[cone.root].storage, []).append(cone)
 
     def freed(group: list[Cone]) -> float:
-        extra = sum(flow.values[n].weight / shares[n] for cone in group for n in cone.extra_leaves)
-        return sum(cone.saved_bytes for cone in group) - extra
+        used = ((cone.saved_bytes, n) for cone in group for n in cone.extra_leaves if cone.saved_bytes)
+        return sum(cone.saved_bytes for cone in group) - sum(b * flow.values[n].weight / saved[n] for b, n in used)
 
     def time_s(group: list[Cone]) -> float:
         return sum(cone.time_s for cone in group)

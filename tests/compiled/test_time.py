@@ -225,6 +225,19 @@ def test_rebuilds_that_free_no_bytes_are_not_made():
     assert little.cones == () and little.kept == ("q", "k", "v")
 
 
+def test_what_several_rebuilds_read_is_shared_by_what_they_save():
+    """A residual sum and a product, kept for a norm's input in fp32 twice and for its bf16 output: by equal shares the
+    output would free nothing, though both are kept without it."""
+    values = (
+        Value("sum", (), MADE, 0, 4 * SECOND, SECOND), Value("product", (), MADE, 1, 2 * SECOND, SECOND),
+        Value("first", ("sum",), CHEAP, 2, 4 * SECOND, SECOND, needed=True),
+        Value("norm", ("sum", "product"), CHEAP, 3, 4 * SECOND, SECOND, needed=True),
+        Value("output", ("sum", "product"), CHEAP, 4, 2 * SECOND, SECOND, needed=True),
+    )  # fmt: skip
+    choice = choose(Flow({v.name: v for v in values}, 100.0), Limits(least_bytes=1))
+    assert set(choice.kept) == {"sum", "product"} and not choice.left_out
+
+
 @pytest.mark.parametrize(("groups", "rate"), [(1, OPERATIONS_A_S[4]), (32, OPERATIONS_A_S[4]), (64, DEPTHWISE_A_S)])
 def test_a_convolutions_gradients_take_twice_its_own_operations(groups, rate):
     """PyTorch's formula counts a weight's gradient as if there were no groups: EfficientNet's 64 to 1,152 times."""
