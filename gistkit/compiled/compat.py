@@ -153,49 +153,18 @@ def lower_by(rule: Callable[..., Any], operator: Any) -> None:
     private("torch._inductor.lowering", "register_lowering")(operator, type_promotion_kind=None)(rule)
 
 
-def lowered(operator: Any) -> Callable[..., Any]:
-    """Inductor's own rule for an operator."""
-    return private("torch._inductor.lowering", "lowerings")[operator]
+_PARTS = {
+    "ir": "torch._inductor", "V": "torch._inductor.virtualized", "ops": "torch._inductor.virtualized",
+    "lowerings": "torch._inductor.lowering", "FloorDiv": "torch.utils._sympy.functions",
+    "OrderedSet": "torch.utils._ordered_set", "WeakDep": "torch._inductor.dependencies",
+    "refresh_group_node_dependencies": "torch._inductor.scheduler",
+}  # fmt: skip
+"""The modules of what gistkit's rules and passes use of Inductor."""
 
 
-def ir() -> Any:
-    """Inductor's kinds of buffers and loops."""
-    return private("torch._inductor", "ir")
-
-
-def operations() -> Any:
-    """The operations of which a rule makes an element, as ``add``."""
-    return private("torch._inductor.virtualized", "ops")
-
-
-def operations_handler() -> Any:
-    """What counts or writes those operations now."""
-    return private("torch._inductor.virtualized", "V").get_ops_handler()
-
-
-def current_graph() -> Any:
-    """The graph that Inductor is compiling."""
-    return private("torch._inductor.virtualized", "V").graph
-
-
-def floor_division() -> Any:
-    """The quotient of two sizes or indices, rounded down."""
-    return private("torch.utils._sympy.functions", "FloorDiv")
-
-
-def ordered_set() -> type:
-    """The set that Inductor keeps kernels in."""
-    return private("torch.utils._ordered_set", "OrderedSet")
-
-
-def weak_dependency() -> Any:
-    """That a kernel runs behind another whose result it does not read."""
-    return private("torch._inductor.dependencies", "WeakDep")
-
-
-def refresh_dependencies(kernel: Any) -> None:
-    """Have a fused kernel take up anew what its parts read and write."""
-    private("torch._inductor.scheduler", "refresh_group_node_dependencies")(kernel)
+def part(name: str) -> Any:
+    """A part of Inductor: ``V.graph`` is what it compiles, ``ops`` makes elements, ``ir`` buffers and loops."""
+    return private(_PARTS[name], name)
 
 
 def pass_base() -> type:

@@ -14,7 +14,7 @@ from gistkit.compiled import compat
 def set_apart(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels before it fuses them. Inductor compares pairs of kernels in the order of the buffers that they
     share; until :func:`join` those that are materialised name no buffers, so the others keep their order."""
-    names = getattr(compat.current_graph(), "gistkit_apart", set())
+    names = getattr(compat.part("V").graph, "gistkit_apart", set())
     for kernel in kernels:
         if kernel.get_buffer_names() & names:
             kernel.used_buffer_names = type(names)
@@ -25,8 +25,8 @@ def join(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels on a GPU, with each that is materialised (:mod:`gistkit.compiled.operators`) put into others
     that sum nothing: those that make what it alone reads or what is materialised, and those that read the same and do
     not depend on it. All other kernels stay as they are, and random draws keep their order."""
-    graph = compat.current_graph()
-    names, found = getattr(graph, "gistkit_apart", set()), compat.ordered_set()(kernels)
+    graph = compat.part("V").graph
+    names, found = getattr(graph, "gistkit_apart", set()), compat.part("OrderedSet")(kernels)
     if not names:
         return draw_in_turn(kernels)
     scheduler: Any = kernels[0].scheduler
@@ -35,7 +35,7 @@ def join(kernels: list[Any]) -> list[Any]:
     for kernel in kernels:
         vars(kernel).pop("used_buffer_names", None)
         if hasattr(kernel, "snodes") and not kernel.is_reduction():
-            compat.refresh_dependencies(kernel)
+            compat.part("refresh_group_node_dependencies")(kernel)
 
     def may_join(own: Any, other: Any) -> bool:
         waits = own.get_operation_names() & other.ancestors
@@ -69,7 +69,7 @@ def join_late(kernels: list[Any]) -> list[Any]:
 def draw_in_turn(kernels: list[Any]) -> list[Any]:
     """Inductor's kernels; those that draw random numbers, as for dropout's seeds and in attentions, will keep their
     order: Inductor reorders for the peak, so gistkit's graphs would draw other numbers than plain torch.compile's."""
-    weak, seeded = compat.weak_dependency(), torch.Tag.nondeterministic_seeded
+    weak, seeded = compat.part("WeakDep"), torch.Tag.nondeterministic_seeded
     drawing = [k for k in kernels if seeded in getattr(getattr(k.node, "op_overload", None), "tags", ())]
     for first, then in pairwise(drawing):
         then.add_fake_dep(weak(first.get_outputs()[0].get_name(), then.get_name(), is_fake=True))

@@ -14,7 +14,7 @@ from gistkit.errors import CompileError
 
 def materialised(x: Any, after: Any, strides: Any = None) -> Any:
     """x becomes a buffer, fused with nothing and computed behind ``after``."""
-    graph, ir = compat.current_graph(), compat.ir()
+    graph, ir = compat.part("V").graph, compat.part("ir")
     first = len(graph.operations)
     after.realize()
     begin = len(graph.operations)
@@ -33,7 +33,7 @@ def materialised(x: Any, after: Any, strides: Any = None) -> Any:
 
 def written(x: Any) -> Any:
     """x becomes a buffer as any other, in the layout that Inductor gives to what forward saves."""
-    graph, ir = compat.current_graph(), compat.ir()
+    graph, ir = compat.part("V").graph, compat.part("ir")
     node = graph.current_node
     rounded = node.args[0].target is torch.ops.gistkit.rounded.default  # laid out as what torch.compile saves
     strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
@@ -47,7 +47,7 @@ def written(x: Any) -> Any:
 
 def moment(x: Any, count: float) -> Any:
     """The one buffer that the variance x is computed from. Raises CompileError where Inductor has it otherwise."""
-    graph, ir = compat.current_graph(), compat.ir()
+    graph, ir = compat.part("V").graph, compat.part("ir")
     quotient = x.data.data
     reads = {read.name for read in quotient.get_reads()} if isinstance(quotient, ir.Pointwise) else set()
     found = graph.get_buffer(reads.pop()) if len(reads) == 1 else None
@@ -61,8 +61,8 @@ def moment(x: Any, count: float) -> Any:
 
 def _pointwise(x: Any, made: Callable[[Any, Callable[[], Any], torch.dtype], Any]) -> Any:
     """``made(ops, what loads x, dtype)`` of each element."""
-    ops, load, dtype = compat.operations(), x.make_loader(), x.get_dtype()
-    pointwise = compat.ir().Pointwise
+    ops, load, dtype = compat.part("ops"), x.make_loader(), x.get_dtype()
+    pointwise = compat.part("ir").Pointwise
     words = {"device": x.get_device(), "dtype": dtype, "ranges": x.get_size()}
     return pointwise.create(inner_fn=lambda index: made(ops, lambda: load(index), dtype), **words)
 
@@ -82,7 +82,7 @@ def short(x: Any, once: bool = False) -> Any:
     also where several read x."""
 
     def made(ops: Any, load: Callable[[], Any], dtype: torch.dtype) -> Any:
-        counts = getattr(compat.operations_handler(), "__dict__", {})  # getattr warns
+        counts = getattr(compat.part("V").get_ops_handler(), "__dict__", {})  # getattr warns
         before = {name: counts[name] for name in ("op_count", "_nontrivial_read_count") if name in counts}
         read = counts.get("_read_names", [])
         first, loaded = len(read), load()
@@ -100,7 +100,7 @@ def pooled_by_pytorch(
     made: list[Any] = [torch.ops.prims._low_memory_max_pool_offsets_to_indices.default,
                        torch.ops.aten.max_pool2d_with_indices_backward.default]  # fmt: skip
     if not isinstance(x, torch.Tensor):
-        made = [compat.lowered(operator) for operator in made]
+        made = [compat.part("lowerings")[operator] for operator in made]
     size = x.shape[-2:] if isinstance(x, torch.Tensor) else x.get_size()[-2:]
     indices = made[0](offsets, kernel, size, stride, padding, dilation)
     return made[1](gradient, x, kernel, stride, padding, dilation, ceil, indices)
@@ -121,9 +121,9 @@ def pooled(
     channels_last = any(each is not None and each[1] == 1 for each in strides)
     if same and not channels_last:
         return pooled_by_pytorch(gradient, x, kernel, stride, padding, dilation, ceil, offsets, same)
-    ir, ops = compat.ir(), compat.operations()
-    division = compat.floor_division()
-    known_less = compat.current_graph().sizevars.statically_known_lt
+    ir, ops = compat.part("ir"), compat.part("ops")
+    division = compat.part("FloorDiv")
+    known_less = compat.part("V").graph.sizevars.statically_known_lt
     offset_at, gradient_at = offsets.make_loader(), gradient.make_loader()
     sizes, counts = x.get_size()[-2:], gradient.get_size()[-2:]
 
@@ -170,5 +170,5 @@ def convolved(x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, gro
     """A convolution without bias, of tensors or of Inductor's values."""
     made: Any = torch.ops.aten.convolution.default
     if not isinstance(x, torch.Tensor):
-        made = compat.lowered(made)
+        made = compat.part("lowerings")[made]
     return made(x, weight, None, stride, padding, dilation, False, [0] * len(stride), groups)

@@ -256,11 +256,15 @@ def test_a_convolutions_gradients_take_twice_its_own_operations(groups, rate):
     assert library_s(made) == pytest.approx(2 * 2 * products / rate)
 
 
-@pytest.mark.parametrize(("dims", "counted"), [([0, 2, 3], True), ([-1, 0], True), ([3], False), ([-1], False)])
+@pytest.mark.parametrize(
+    ("dims", "counted"), [([0, 2, 3], True), ([-1, 0], True), (None, True), ([3], False), ([-1], False)]
+)
 def test_sums_over_more_than_rows_count_in_a_steps_time(dims, counted):
     graph, x = torch.fx.Graph(), torch.empty(64, 64, 56, 56, device="meta")
     node = graph.placeholder("x")
     node.meta["val"] = x
-    graph.call_function(torch.ops.aten.sum.dim_IntList, (node, dims)).meta["val"] = x.sum(dims)
+    aten, given = torch.ops.aten, (node, dims)
+    for target, args in ((aten.sum.dim_IntList, given), (aten.var_mean.correction, given if dims else given[:1])):
+        graph.call_function(target, args).meta["val"] = x.sum(dims)
     pair = SimpleNamespace(forward=SimpleNamespace(graph=graph), backward=SimpleNamespace(graph=torch.fx.Graph()))
-    assert step_s(pair, 26_000) == pytest.approx((4.5 * 26_000 + counted * 4 * x.numel()) / SECOND)
+    assert step_s(pair, 26_000) == pytest.approx((4.5 * 26_000 + counted * 2 * 4 * x.numel()) / SECOND)

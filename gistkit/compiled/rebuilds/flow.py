@@ -158,7 +158,7 @@ def _summed_bytes(node: fx.Node) -> int:
     """The bytes that a reduction reads as it is written, in fp32 for bf16; 0 of what is reduced by rows alone."""
     if node.target not in _REDUCTIONS:
         return 0
-    x, dims = value(node.all_input_nodes[0]), cast(list[int] | None, node.args[1])
+    x, dims = value(node.all_input_nodes[0]), compat.operands(node).get("dim")
     by_rows = x.dim() > 1 and dims and all(dim in (-1, x.dim() - 1) for dim in dims)
     return 0 if by_rows else compat.hint(x.numel()) * x.element_size()
 
