@@ -126,8 +126,7 @@ def plain_bytes(pair: Pair) -> int:
 
 def kept_bytes(flow: Flow, limits: Limits) -> int:
     """Bytes of the storages that are kept under limits, packed."""
-    kept = (flow.values[name] for name in choose(flow, limits).kept)
-    return sum({v.storage: v.weight for v in kept}.values())
+    return flow.kept_bytes(choose(flow, limits).kept)
 
 
 def row(name: str, dtype: str, rows: int, limits: Limits) -> dict[str, Any]:

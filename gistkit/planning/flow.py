@@ -26,8 +26,8 @@ class Limits:
     ``least_bytes``, ``least_share`` of all kept bytes: what is smaller is kept as it is, as a weight in bf16: launching
     a kernel costs more than its bytes. ``bitwise``: forward keeps the kernels of plain ``torch.compile``, and only
     rebuilds are made that give its bits by construction. ``products``: some may be made anew. ``shares``: of the
-    step's modelled time, for all rebuilds; a later one where those before keep too much. ``bits``: of a kept float, at
-    most."""
+    step's modelled time, each a limit for all rebuilds; the first with which enough less is kept holds, else the last.
+    ``bits``: of a kept float, at most."""
 
     depth: int = 4
     reads: float = 4.0
@@ -85,6 +85,10 @@ class Flow:
     def plain_bytes(self) -> int:
         """Bytes between forward and backward without rebuilds, packed."""
         return sum({v.storage: self.base(v).weight for v in self.needed()}.values())
+
+    def kept_bytes(self, names: Collection[str]) -> int:
+        """Bytes of the storages of values, packed."""
+        return sum({self.values[n].storage: self.values[n].weight for n in names}.values())
 
     def base(self, v: Value) -> Value:
         """The value that is kept for v: itself, or the one that owns a view's storage."""

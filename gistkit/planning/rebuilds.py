@@ -191,17 +191,18 @@ class _Search:
 
 def choose(flow: Flow, limits: Limits) -> Choice:
     """The choice for a flow, within the first of the shares of time where that keeps enough less, else the last."""
+    search = _Search(flow, limits)
+    kept = search.solve()
     for share in limits.shares:
-        choice = _within(flow, limits, share * flow.step_s + flow.spare_s)
-        kept_bytes = sum({flow.values[n].storage: flow.values[n].weight for n in choice.kept}.values())
-        if ENOUGH * kept_bytes <= flow.plain_bytes():
+        choice = _within(search, kept, share * flow.step_s + flow.spare_s)
+        if ENOUGH * flow.kept_bytes(choice.kept) <= flow.plain_bytes():
             break
     return choice
 
 
-def _within(flow: Flow, limits: Limits, most_s: float) -> Choice:
-    search = _Search(flow, limits)
-    kept, slow = search.solve(), dict[str, Cone]()
+def _within(search: _Search, kept: set[str], most_s: float) -> Choice:
+    """The choice that takes at most so many seconds by the model, from what all rebuilds would have kept."""
+    flow, slow = search.flow, dict[str, Cone]()
     cones = _cones(search, kept)
     while not (over := _slowest(flow, cones, most_s)).keys() <= slow.keys():  # else views of what is kept are left
         slow |= over
@@ -244,9 +245,10 @@ def _kept_leaves(flow: Flow, leaves: tuple[str, ...], rebuilt: tuple[str, ...]) 
 
 
 def _time_s(search: _Search, root: str, reach: _Reach) -> float:
-    """Modelled seconds of a rebuild: 0 of a view. Where bits may differ, and on a GPU where only libraries read it and
-    it is no layer norm's, which is summed by the kernel that reads its sources, it is computed by kernels that read
-    most of its sources anyhow. A product reads and writes in its own time, and what is made of it reads it."""
+    """Modelled seconds of a rebuild: 0 of a view. Where bits may differ it is computed by kernels that read most of its
+    sources anyhow. So it is on a GPU where only libraries read it, but not for a layer norm: the kernel that reads that
+    norm's sources sums rows, and stays as it is. A product reads and writes in its own time, and what is made of it
+    reads it."""
     flow, made = search.flow, search.flow.values[root]
     if _only_views(flow, reach):
         return 0.0

@@ -174,7 +174,7 @@ def test_rebuilds_may_take_what_the_step_spares():
 
 
 @pytest.mark.parametrize(("enough", "rebuilds"), [(1.0, False), (1.5, True)])
-def test_more_rebuilds_are_made_where_the_usual_share_saves_too_little(monkeypatch, enough, rebuilds):
+def test_more_rebuilds_are_made_where_the_first_share_saves_too_little(monkeypatch, enough, rebuilds):
     monkeypatch.setitem(partitioner.SHARES, "bitwise", (0.0, float("inf")))
     monkeypatch.setattr("gistkit.planning.rebuilds.ENOUGH", enough)
     model, x, y = net_of("perceptron", 2048)

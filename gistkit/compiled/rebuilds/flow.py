@@ -155,7 +155,8 @@ def step_s(pair: Pair, kept_bytes: int) -> float:
 
 
 def _summed_bytes(node: fx.Node) -> int:
-    """The bytes that a reduction reads as it is written, in fp32 for bf16; 0 of what is reduced by rows alone."""
+    """Bytes of what a reduction reads, which the graph has in fp32 where it is kept in bf16; 0 where each row is
+    reduced for itself, within the kernel that goes on with it."""
     if node.target not in _REDUCTIONS:
         return 0
     x, dims = value(node.all_input_nodes[0]), compat.operands(node).get("dim")
