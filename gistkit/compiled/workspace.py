@@ -49,7 +49,8 @@ class Workspace:
 
     def operands(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What a node's operator can be called with: tensors of anything, of the sizes and layouts it will be given."""
-        return map_arg((node.args, node.kwargs), self._filled)
+        last = self._last and "attention" not in str(node.target)
+        return map_arg((node.args, node.kwargs), lambda n: _filled(n, last))
 
     def _measured(self, node: fx.Node, device: torch.device) -> int:
         run: Any = node.target
@@ -62,17 +63,6 @@ class Workspace:
             del results  # not before: what it makes is no workspace
         return passing
 
-    def _filled(self, node: fx.Node) -> Any:
-        if not is_tensor(node):
-            return None if value(node) is None else compat.hint(value(node))
-        x = value(node)
-        sizes, strides = ([compat.hint(n) for n in numbers] for numbers in (x.shape, x.stride()))
-        made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
-        if not x.is_floating_point():  # the seed of an attention's dropout
-            made.zero_()
-        relaid = self._last and memory_order(x) == (0, 1, 2, 3)
-        return made.to(memory_format=torch.channels_last) if relaid else made
-
 
 def block_bytes(size: int) -> int:
     """Bytes that PyTorch's allocator takes for a tensor of so many: a new segment is a multiple of 2 MiB, of which a
@@ -80,6 +70,19 @@ def block_bytes(size: int) -> int:
     size = -(-size // _UNIT) * _UNIT
     rest = -size % _SEGMENT
     return size + rest if size >= _LARGE and rest <= _LEFT else size
+
+
+def _filled(node: fx.Node, channels_last: bool) -> Any:
+    """What stands for an operand; ``channels_last``: images lie so, whatever its strides say."""
+    if not is_tensor(node):
+        return None if value(node) is None else compat.hint(value(node))
+    x = value(node)
+    sizes, strides = ([compat.hint(n) for n in numbers] for numbers in (x.shape, x.stride()))
+    made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+    if not x.is_floating_point():  # the seed of an attention's dropout
+        made.zero_()
+    relaid = channels_last and memory_order(x) == (0, 1, 2, 3)
+    return made.to(memory_format=torch.channels_last) if relaid else made
 
 
 def _described(node: fx.Node) -> Any:

@@ -3,7 +3,7 @@ docs/compiled.md, "The same bits". A rebuild follows forward only where both do 
 values:
 
 * *Sums of products.* An addition reads a product that no other operator reads and that is not kept: both kernels make
-  one operation of them.
+  one operation of them. Of two products either may become part of it, by the order of a kernel's loads: not followed.
 * *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
   one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
   saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
@@ -58,7 +58,7 @@ class Arithmetic:
             return True
         if not inlined and self.statistic(node) is not None and storage_of(node) in self._first_view:
             return False  # computed where the reduction is
-        return all(self._reads_alike(y, node) for y in node.all_input_nodes if is_tensor(y))
+        return self._adds_alike(node) and all(self._reads_alike(y, node) for y in node.all_input_nodes if is_tensor(y))
 
     def inlined(self, y: fx.Node, reader: fx.Node) -> bool:
         """Whether ``reader`` computes a value of statistics within its own kernel, though y is kept."""
@@ -91,9 +91,7 @@ class Arithmetic:
             return False  # it divides the moment itself
         norm = self.statistic(base)
         sure = _made_alike(base) if norm is None else self.place(norm) != UNCERTAIN and not self._divided(base, node)
-        if not sure and not self.roundings.from_memory(base, node):
-            return False
-        return node.target not in _ADDING or self._added_alike(y, node)
+        return sure or self.roundings.from_memory(base, node)
 
     def _divided(self, y: fx.Node, node: fx.Node) -> bool:
         """Whether the kernel that sums divides and adds in one operation; a mean of a power of two values is exact."""
@@ -107,17 +105,22 @@ class Arithmetic:
         first = self._first_view.get(storage_of(y))
         return first is not None and y.name not in self.roundings.saved and reader < first
 
-    def _added_alike(self, y: fx.Node, node: fx.Node) -> bool:
-        """Whether what is added is a product in both kernels, or in neither."""
+    def _adds_alike(self, node: fx.Node) -> bool:
+        """Whether both kernels make one operation of a sum and the same product, or neither does; true of others."""
+        products = [self._products(y, node) for y in node.all_input_nodes if is_tensor(y) and node.target in _ADDING]
+        return None not in products and sum(filter(None, products)) <= 1
+
+    def _products(self, y: fx.Node, node: fx.Node) -> int | None:
+        """How many products that its own kernel makes a sum adds by reading y, 0 or 1; None if kernels may differ."""
         while y.op == "call_function" and (is_view(y) or y.target is prims.convert_element_type.default):
             if self.roundings.to_be_rounded(y, node) or (y.name in self.roundings.saved and is_low(y)):
-                return True
+                return 0
             if len(readers_of(y)) > 1 and _product_behind(y) is not None:
-                return False
+                return None
             y = y.all_input_nodes[0]
         if _product_behind(y) is None or self.roundings.from_memory(y, node) or self.roundings.exact(y):
-            return True
-        return len(readers_of(y)) == 1 and y.name not in self.roundings.saved
+            return 0
+        return 1 if len(readers_of(y)) == 1 and y.name not in self.roundings.saved else None
 
     def _is_masked(self, x: fx.Node, norm: fx.Node) -> bool:
         """Whether a concatenation or a lookup is computed in the kernel that reduces x: then it is a loop."""
