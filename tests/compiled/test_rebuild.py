@@ -300,6 +300,9 @@ def test_a_sum_of_two_products_is_not_rebuilt(operation):
         _, flow, product = pair_of(lambda h, more=more: operation(h.float() * 1.5, more(h)).exp())
         (total,) = product.users
         assert flow.values[total.name].follows is follows
+    _, flow, product = pair_of(lambda h: operation(h.float() * 1.5, h.float(), alpha=2).exp())
+    (total,) = product.users
+    assert total.kwargs == {"alpha": 2} and not flow.values[total.name].follows
 
 
 def test_a_cpu_has_other_bits_of_a_cosine_in_loops_over_vectors():

@@ -106,9 +106,9 @@ class Arithmetic:
         return first is not None and y.name not in self.roundings.saved and reader < first
 
     def _adds_alike(self, node: fx.Node) -> bool:
-        """Whether both kernels make one operation of a sum and the same product, or neither does; true of others."""
+        """Whether both kernels make one operation of a sum and one product (``alpha`` makes one), or neither does."""
         products = [self._products(y, node) for y in node.all_input_nodes if is_tensor(y) and node.target in _ADDING]
-        return None not in products and sum(filter(None, products)) <= 1
+        return None not in products and sum(filter(None, products)) + ("alpha" in node.kwargs) <= 1
 
     def _products(self, y: fx.Node, node: fx.Node) -> int | None:
         """How many products that its own kernel makes a sum adds by reading y, 0 or 1; None if kernels may differ."""
