@@ -17,6 +17,7 @@ from gistkit.compiled.split import is_tensor, memory_order, storages, value
 _MEASURED = "aten.convolution", "gistkit.convolved", "aten._scaled_dot_product_"
 """How names of operators that are run begin. None of them reads memory by the values of its operands."""
 
+_ALIGNED = 8  # elements, Inductor's sdpa_constraint
 _UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
 """Of PyTorch's CUDACachingAllocator: kMinBlockSize, kRoundLarge, kMinLargeAlloc, kSmallSize."""
 
@@ -36,21 +37,19 @@ class Workspace:
     def bytes(self, node: fx.Node) -> int:
         """The most bytes that a node's operator has beside operands and results; 0 for other operators, and on a CPU.
         It runs with operands of anything and sets the GPU's ``max_memory_allocated`` back."""
-        if not self._on_gpu or not str(node.target).startswith(_MEASURED):
-            return 0
-        devices = (value(n).device for n in node.all_input_nodes if is_tensor(n))
-        device = next((device for device in devices if device.type == "cuda"), None)
-        if device is None:
+        on_gpu = [value(n).device for n in node.all_input_nodes if is_tensor(n) and value(n).is_cuda]
+        if not self._on_gpu or not on_gpu or not str(node.target).startswith(_MEASURED):
             return 0
         key = str((node.target, map_arg((node.args, node.kwargs), _described)))
         if key not in self._known:
-            self._known[key] = self._measured(node, device)
+            self._known[key] = self._measured(node, on_gpu[0])
         return self._known[key]
 
     def operands(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What a node's operator can be called with: tensors of anything, of the sizes and layouts it will be given."""
-        last = self._last and "attention" not in str(node.target)
-        return map_arg((node.args, node.kwargs), lambda n: _filled(n, last))
+        last, named = self._last and "attention" not in str(node.target), compat.operands(node)
+        bias = named.get("attn_bias", named.get("attn_mask"))
+        return map_arg((node.args, node.kwargs), lambda n: _filled(n, last, n is bias))
 
     def _measured(self, node: fx.Node, device: torch.device) -> int:
         run: Any = node.target
@@ -72,17 +71,18 @@ def block_bytes(size: int) -> int:
     return size + rest if size >= _LARGE and rest <= _LEFT else size
 
 
-def _filled(node: fx.Node, channels_last: bool) -> Any:
-    """What stands for an operand; ``channels_last``: images lie so, whatever its strides say."""
+def _filled(node: fx.Node, channels_last: bool, aligned: bool) -> Any:
+    """What stands for an operand. ``channels_last``: images lie so, whatever its strides say. ``aligned``: each stride
+    is a multiple of ``_ALIGNED``, as Inductor lays out an attention's mask."""
     if not is_tensor(node):
         return None if value(node) is None else compat.hint(value(node))
     x = value(node)
     sizes, strides = ([compat.hint(n) for n in numbers] for numbers in (x.shape, x.stride()))
+    strides = [-(-n // _ALIGNED) * _ALIGNED if aligned and n > 1 else n for n in strides]
     made = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
     if not x.is_floating_point():  # the seed of an attention's dropout
         made.zero_()
-    relaid = channels_last and memory_order(x) == (0, 1, 2, 3)
-    return made.to(memory_format=torch.channels_last) if relaid else made
+    return made.to(memory_format=torch.channels_last) if channels_last and memory_order(x) == (0, 1, 2, 3) else made
 
 
 def _described(node: fx.Node) -> Any:

@@ -58,6 +58,22 @@ def test_operators_run_with_what_stands_for_their_operands(channels_last):
         assert workspace.bytes(node) == 0  # a CPU's is not counted
 
 
+def test_an_attentions_mask_is_aligned_as_inductor_aligns_it():
+    """Swin's and BEiT's biases: the kernel refused rows of 49 and 37 elements, and nothing compiled within a budget."""
+
+    class Masked(Attentive):
+        def forward(self, x):
+            points = self.conv(x)[:, :, :7, :7].flatten(2).mT.contiguous().unsqueeze(1)
+            mask = points.mean((0, 3)).unsqueeze(-1) * points.mean((0, 3)).unsqueeze(-2)
+            mixed = F.scaled_dot_product_attention(points, points, points, attn_mask=mask.detach().unsqueeze(0))
+            return self.last(mixed.mean(2).flatten(1))
+
+    found = nodes_of(Masked(), torch.randn(4, 3, 16, 16), torch.randint(5, (4,)))
+    masks = [words["attn_mask"] for _, words in map(Workspace((), False).operands, found) if "attn_mask" in words]
+    assert len(masks) == 2 and {mask.shape[-2:] for mask in masks} == {(49, 49)}
+    assert all(stride == 1 or stride % 8 == 0 for mask in masks for stride in mask.stride())
+
+
 def test_the_allocator_keeps_the_rest_of_a_segment():
     sizes = {1: 512, 512: 512, 9 * MIB + 1: 9 * MIB + 512, 49 * MIB: 50 * MIB, 49 * MIB - 512: 49 * MIB - 512}
     assert {size: block_bytes(size) for size in sizes} == sizes
