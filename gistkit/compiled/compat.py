@@ -62,21 +62,6 @@ def fake_mode(values: Iterable[Any]) -> Any:
     return found.fake_mode
 
 
-def outside_of_modes() -> Any:
-    """In it operators run on real tensors, though a graph of fake ones is being traced."""
-    return private("torch.utils._python_dispatch", "_disable_current_modes")()
-
-
-def free_symbols(values: Iterable[Any]) -> set:
-    """The symbols that sizes of fake tensors, or symbolic numbers, are made of."""
-    return set(private("torch.fx.experimental.symbolic_shapes", "free_symbols")(list(values)))
-
-
-def symbol_nodes(graph: fx.Graph) -> dict[Any, fx.Node]:
-    """Each symbol's node: the placeholder of a symbolic number."""
-    return private("torch.fx.experimental.symbolic_shapes", "find_symbol_binding_fx_nodes")(graph)
-
-
 def storage_key(value: torch.Tensor) -> int:
     """The identity of a fake tensor's storage."""
     return value.untyped_storage()._cdata
@@ -144,8 +129,26 @@ def emulates_casts(saved: bool = False) -> bool:
 
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
-    """Whether Inductor will lay out the images of a forward graph as channels_last."""
-    return bool(private("torch._inductor.graph", "GraphLowering").decide_layout_opt(graph, is_inference=False))
+    """Whether Inductor will lay out the images of a forward graph as channels_last: it will do what it would have done
+    when this was first asked. It goes by the number of nodes, among others, and gistkit adds some."""
+    return next(iter(graph.graph.nodes)).meta.setdefault(_LAYOUT, bool(_layouts()(graph, is_inference=False)))
+
+
+_LAYOUT = "gistkit_channels_last"
+
+
+@cache
+def _layouts() -> Callable[..., Any]:
+    """Inductor's own decision. From now on it goes by what is in the ``meta`` of a graph's first node."""
+    lowering = private("torch._inductor.graph", "GraphLowering")
+    own = lowering.decide_layout_opt
+
+    def decide(graph: fx.GraphModule, *, is_inference: bool) -> Any:
+        known = next(iter(graph.graph.nodes)).meta.get(_LAYOUT)
+        return own(graph, is_inference=is_inference) if known is None else known
+
+    lowering.decide_layout_opt = staticmethod(decide)
+    return own
 
 
 def lower_by(rule: Callable[..., Any], operator: Any) -> None:
@@ -158,12 +161,15 @@ _PARTS = {
     "lowerings": "torch._inductor.lowering", "FloorDiv": "torch.utils._sympy.functions",
     "OrderedSet": "torch.utils._ordered_set", "WeakDep": "torch._inductor.dependencies",
     "refresh_group_node_dependencies": "torch._inductor.scheduler",
+    "_disable_current_modes": "torch.utils._python_dispatch",
+    "free_symbols": "torch.fx.experimental.symbolic_shapes",
+    "find_symbol_binding_fx_nodes": "torch.fx.experimental.symbolic_shapes",
 }  # fmt: skip
-"""The modules of what gistkit's rules and passes use of Inductor."""
+"""The modules of what gistkit uses of Inductor and of PyTorch's symbols and modes."""
 
 
 def part(name: str) -> Any:
-    """A part of Inductor: ``V.graph`` is what it compiles, ``ops`` makes elements, ``ir`` buffers and loops."""
+    """A part of PyTorch: ``V.graph`` is what Inductor compiles, ``ops`` makes elements, ``ir`` buffers and loops."""
     return private(_PARTS[name], name)
 
 

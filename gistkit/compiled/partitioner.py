@@ -80,9 +80,7 @@ class Moves:
         last = compat.prefers_channels_last(pair.forward)
         self._workspace = plain._workspace if plain else Workspace(() if settings.budget is None else pair.inputs, last)
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
-        self._made: dict[str, Kept] = {}
-        self._payload: set[str] = set()
-        self._left: dict[str, str] = {}
+        self._made, self._payload, self._left = dict[str, Kept](), set[str](), dict[str, str]()
         self.plain_peak_bytes = plain.plain_peak_bytes if plain else self.predicted()
         self._rounding, self._enough_bytes, bits = None, 0.0, 64
         if settings.lossy is not None:
@@ -174,9 +172,9 @@ class Moves:
         """Have forward write what it saves no more where it is to have the kernels of plain torch.compile, and what it
         would else compute twice: what is gathered, in each norm that reads it, and a softmax for a product."""
         for node in self._saved if self.settings.exact else dict.fromkeys(map(behind_views, self._saved)):
-            users = (user for user in node.users if user.op != "output")
-            twice = node.target in _GATHERED or any(map(reads_memory, users))
-            if (self.settings.exact or twice) and node not in self.pair.tensors and not is_view(node):
+            read = any(reads_memory(user) for user in node.users if user.op != "output")  # a view of it is written then
+            ours = not (is_view(node) and read) if self.settings.exact else node.target in _GATHERED or read
+            if ours and node not in self.pair.tensors:
                 edit.written(self.pair, node, compat.emulates_casts(saved=True) and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)

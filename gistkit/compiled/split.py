@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.types import py_sym_types
 
 from gistkit.compiled import compat
 
@@ -33,7 +34,7 @@ def is_tensor(node: Any) -> bool:
 
 def is_number(node: Any) -> bool:
     """Whether a node stands for a symbolic number."""
-    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), py_sym_types)
 
 
 def is_plain(node: fx.Node) -> bool:
@@ -179,12 +180,12 @@ class Pair:
     def _bind_symbols(self) -> None:
         """Save every symbol that backward's inputs have in their sizes; backward's code looks them up there."""
         places = self.backward.graph.find_nodes(op="placeholder")
-        needed = compat.free_symbols(value(node) for node in places if is_tensor(node))
-        bound = compat.free_symbols(value(node) for node in self.saved if is_number(node))
-        nodes = compat.symbol_nodes(self.forward.graph) if needed - bound else {}
-        for symbol in sorted(needed - bound, key=str):
-            if symbol in nodes:
-                self.place(nodes[symbol])
+        symbols = compat.part("free_symbols")
+        missing = symbols([value(node) for node in places if is_tensor(node)])
+        missing -= symbols([value(node) for node in self.saved if is_number(node)])
+        nodes = compat.part("find_symbol_binding_fx_nodes")(self.forward.graph) if missing else {}
+        for symbol in sorted(missing.intersection(nodes), key=str):
+            self.place(nodes[symbol])
 
 
 def origin(node: fx.Node) -> fx.Node:

@@ -53,7 +53,8 @@ class Workspace:
 
     def _measured(self, node: fx.Node, device: torch.device) -> int:
         run: Any = node.target
-        with compat.outside_of_modes(), torch.no_grad(), torch.random.fork_rng([device], device_type="cuda"):
+        outside_of_modes = compat.part("_disable_current_modes")  # of fake tensors, as while a graph is traced
+        with outside_of_modes(), torch.no_grad(), torch.random.fork_rng([device], device_type="cuda"):
             args, words = self.operands(node)
             run(*args, **words)  # cuDNN may time its algorithms in the first run
             torch.cuda.reset_peak_memory_stats(device)

@@ -1,5 +1,6 @@
 """The choice of rebuilds: on made-up flows, and on networks whose partitioned graphs run without Inductor."""
 
+import copy
 import itertools
 import random
 from dataclasses import replace
@@ -7,10 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch._inductor.graph import GraphLowering
 from torch.nn import functional as F
 
+from gistkit.compiled import compat
 from gistkit.compiled.edit import rebuild
 from gistkit.compiled.late import rebuild_late
+from gistkit.compiled.rebuilds.arithmetic import UNCERTAIN, WITHIN, Arithmetic
 from gistkit.compiled.rebuilds.cones import planned, readers_first
 from gistkit.compiled.rebuilds.flow import describe
 from gistkit.compiled.rebuilds.rounding import Roundings
@@ -290,6 +294,52 @@ def test_a_low_precision_value_that_a_kernel_may_or_may_not_round_is_not_rebuilt
 def test_the_only_reader_of_a_low_precision_value_is_rebuilt_with_it():
     _, flow, product = pair_of(lambda h: (h * 1.5).relu())
     assert [flow.values[n.name].follows for n in product.users] == [True]
+
+
+def test_images_are_laid_out_as_if_gistkit_added_no_nodes(monkeypatch):
+    """Inductor lays images out anew where a graph has fewer than 300 nodes for a convolution. A DINOv2 of two blocks
+    has that plainly, but not with what gistkit adds, and all its gradients had other bits on an H200."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    decisions = []
+
+    def edit(pair):
+        decisions.append(compat.prefers_channels_last(pair.forward))
+        grown = copy.deepcopy(pair.forward)
+        with grown.graph.inserting_before(grown.graph.output_node()):
+            for _ in range(300):
+                grown.graph.call_function(aten.neg.default, (next(iter(grown.graph.nodes)),))
+        decisions.append(compat.prefers_channels_last(grown))
+        decisions.append(GraphLowering.decide_layout_opt(grown, is_inference=False))
+        next(iter(grown.graph.nodes)).meta.clear()
+        decisions.append(GraphLowering.decide_layout_opt(grown, is_inference=False))
+
+    _, x, y = case("conv")
+    run_edited(edit, nn.Sequential(nn.Conv2d(3, 96, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10)), x, y)
+    assert decisions == [True, True, True, False]
+
+
+def test_a_norm_over_channels_is_not_followed_where_images_are_laid_out_anew():
+    """ConvNeXtV2 with contiguous images: their channels come to lie innermost, so one kernel sums and normalises, and
+    divides and subtracts in one operation. The graph's strides do not tell: 4 of 213 tensors were others on an H200."""
+    places = []
+
+    def edit(pair):
+        norms = (n for n in pair.forward.graph.nodes if n.target is aten.var_mean.correction)
+        places.extend(Arithmetic(pair, True).place(norm) for norm in norms)
+
+    class Normed(nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.last, self.conv, self.norm = last, nn.Conv2d(3, 24, 3), nn.LayerNorm(24)
+
+        def forward(self, x):
+            x = self.conv(x).permute(0, 2, 3, 1)
+            return self.norm(x if self.last else x.flatten(1, 2)).flatten(1, -2).mean(1)[:, :10]
+
+    _, x, y = case("conv")
+    for last in (True, False):
+        run_edited(edit, Normed(last), x, y)
+    assert places == [UNCERTAIN, WITHIN]
 
 
 @pytest.mark.parametrize("operation", [torch.add, torch.sub])

@@ -86,6 +86,22 @@ class Halved(nn.Module):
         return self.head(F.relu(self.norm(x)).mean((2, 3)))
 
 
+class Bucketed(nn.Module):
+    """Scores looked up by the distance of two places, as DeBERTa's: an expanded index is saved, a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.scores, self.head = nn.Conv2d(3, 64, 2, 2), nn.Linear(64, 32), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.first(x).flatten(2).mT
+        places = torch.arange(x.shape[1], device=x.device)
+        far = (places[:, None] - places)[None, None].abs()
+        index = torch.where(far < 8, far, (far.float().log() * 5).ceil().long()).clamp(0, 31).squeeze(0)
+        scores = self.scores(x).gather(-1, index.expand(len(x), -1, -1))
+        return self.head((scores.softmax(-1) @ x).mean(1))
+
+
 def images(make, rows=8):
     torch.manual_seed(0)
     x = torch.randn(rows, 3, 32, 32)
@@ -101,6 +117,7 @@ def images(make, rows=8):
         (partial(images, NormedImages), loss_of, 0.85),
         (partial(images, NormedTwice), loss_of, 0.85),
         (partial(images, Halved), loss_of, 1),
+        (partial(images, Bucketed), loss_of, 1),
     ],
 )
 def test_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, monkeypatch, made, loss, share):

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from gistkit.compiled import compat
 from gistkit.compiled.edit import strides
 from gistkit.compiled.rebuilds.rounding import Roundings, behind_views, in_memory, is_low, readers_of, selects
 from gistkit.compiled.split import Pair, is_pointwise, is_tensor, is_view, origin, storage_of, value
@@ -135,10 +136,13 @@ class Arithmetic:
         return False
 
     def _place(self, norm: fx.Node) -> str:
-        """Where a ``var_mean``'s results are read, as far as is known."""
+        """Where a ``var_mean``'s results are read, as far as is known. Over the last of four dimensions it is not where
+        Inductor lays out images anew: those may be channels, and lie otherwise than strides say."""
         x, dims = _reduced(norm)
         tensor, layout = value(x), strides(self._pair, value(x))
         if layout is None or not all(isinstance(n, int) for n in tensor.shape):
+            return UNCERTAIN
+        if tensor.dim() == 4 and dims == {3} and compat.prefers_channels_last(self._pair.forward):
             return UNCERTAIN
         inner_first = sorted((d for d in range(tensor.dim()) if tensor.shape[d] > 1), key=lambda d: layout[d])
         if not inner_first or inner_first[0] not in dims:
