@@ -39,7 +39,7 @@ def written(x: Any) -> Any:
     strides = (node.args[0].args[0] if rounded else node.args[0]).meta["val"].stride()
     if len(strides) == 4 and node.args[0] in graph.nodes_prefer_channels_last:
         strides = ir.FlexibleLayout.stride_ordered_for_memory_format(x.get_size(), torch.channels_last)
-    if 0 not in strides and strides and all(isinstance(s, int) for s in strides):  # else as torch.compile saves a view
+    if strides and 0 not in strides and all(isinstance(s, int) for s in strides):  # an expanded view stays one
         x = ir.ExternKernel.require_exact_strides(x, strides, allow_padding=True)
     x.realize()
     return x

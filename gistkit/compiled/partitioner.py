@@ -172,9 +172,9 @@ class Moves:
         """Have forward write what it saves no more where it is to have the kernels of plain torch.compile, and what it
         would else compute twice: what is gathered, in each norm that reads it, and a softmax for a product."""
         for node in self._saved if self.settings.exact else dict.fromkeys(map(behind_views, self._saved)):
-            read = any(reads_memory(user) for user in node.users if user.op != "output")  # a view of it is written then
-            ours = not (is_view(node) and read) if self.settings.exact else node.target in _GATHERED or read
-            if ours and node not in self.pair.tensors:
+            read = any(reads_memory(user) for user in node.users if user.op != "output")  # a view is written then
+            due = not (is_view(node) and read) if self.settings.exact else node.target in _GATHERED or read
+            if due and node not in self.pair.tensors:
                 edit.written(self.pair, node, compat.emulates_casts(saved=True) and is_low(node) and is_pointwise(node))
         if not self.settings.exact:
             edit.early(self.pair)
