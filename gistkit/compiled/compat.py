@@ -131,7 +131,7 @@ def emulates_casts(saved: bool = False) -> bool:
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
     """Whether Inductor will lay out the images of a forward graph as channels_last: it will do what it would have done
     when this was first asked. It goes by the number of nodes, among others, and gistkit adds some."""
-    return next(iter(graph.graph.nodes)).meta.setdefault(_LAYOUT, bool(_layouts()(graph, is_inference=False)))
+    return graph.graph.output_node().meta.setdefault(_LAYOUT, bool(_layouts()(graph, is_inference=False)))
 
 
 _LAYOUT = "gistkit_channels_last"
@@ -139,12 +139,12 @@ _LAYOUT = "gistkit_channels_last"
 
 @cache
 def _layouts() -> Callable[..., Any]:
-    """Inductor's own decision. From now on it goes by what is in the ``meta`` of a graph's first node."""
+    """Inductor's own decision. From now on it goes by what is in the ``meta`` of a graph's output."""
     lowering = private("torch._inductor.graph", "GraphLowering")
     own = lowering.decide_layout_opt
 
     def decide(graph: fx.GraphModule, *, is_inference: bool) -> Any:
-        known = next(iter(graph.graph.nodes)).meta.get(_LAYOUT)
+        known = graph.graph.output_node().meta.get(_LAYOUT)
         return own(graph, is_inference=is_inference) if known is None else known
 
     lowering.decide_layout_opt = staticmethod(decide)
