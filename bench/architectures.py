@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import gistkit
-from bench.rows import environment, utc
+from bench.rows import environment, read, utc
 from gistkit.benchmark.measure import MIB
 from gistkit.compiled import partitioner, records_of
 
@@ -59,7 +59,7 @@ _PAIR = dict(
 _IMAGE = dict(hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512, image_size=96)
 _DINO = dict(_IMAGE, image_size=98)
 
-LANGUAGE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
+TRANSFORMERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", "whole", _HEADS),
     "llama_masked": ("LlamaConfig", "LlamaForCausalLM", "masked", _HEADS),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", "whole", _HEADS),
@@ -160,10 +160,10 @@ class WithLoss(nn.Module):
         return F.cross_entropy(result, targets) if result.dim() == 2 else result.square().mean()
 
 
-def _language(name: str) -> tuple[nn.Module, Batch]:
+def _transformers(name: str) -> tuple[nn.Module, Batch]:
     import transformers
 
-    config, head, kind, words = LANGUAGE[name]
+    config, head, kind, words = TRANSFORMERS[name]
     made = getattr(transformers, config)(**words)
     model = getattr(transformers, head)(made)
     classes = torch.randint(2, (ROWS,))
@@ -198,7 +198,7 @@ def _timm(name: str) -> tuple[nn.Module, Batch]:
 
 
 MAKERS: tuple[tuple[str, dict[str, Any], Callable[[str], tuple[nn.Module, Batch]]], ...] = (
-    ("", LANGUAGE, _language), ("tv_", TORCHVISION, _torchvision), ("tm_", TIMM, _timm),
+    ("", TRANSFORMERS, _transformers), ("tv_", TORCHVISION, _torchvision), ("tm_", TIMM, _timm),
 )  # fmt: skip
 CLASSES: dict[str, dict[str, Any]] = {
     "bitwise": {},
@@ -301,12 +301,12 @@ def main(argv: list[str] | None = None) -> int:
     torch._inductor.config.deterministic = True
     for fidelity in partitioner.SHARES:
         partitioner.SHARES[fidelity] = (float("inf"),)
-    known = {r["model"] for r in map(json.loads, words.out.read_text().splitlines())} if words.out.exists() else set()
+    known = {found["model"] for found in read(words.out)} if words.out.exists() else set()
     part, parts = map(int, words.part.split("/"))
     names = [name for name in words.only.split(",")[part::parts] if name not in known]
     for found in rows(names, words.max_s):
         with words.out.open("a") as file:
-            file.write(json.dumps({**found, **environment(DEVICE), "at": utc()}) + "\n")
+            file.write(json.dumps({**found, **environment(DEVICE), "time_utc": utc()}) + "\n")
         print(found, flush=True)
     return 0
 

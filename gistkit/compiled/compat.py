@@ -19,6 +19,7 @@ RELEASES = "2.11 to 2.13"
 Graphs = tuple[fx.GraphModule, fx.GraphModule]
 NOT_CHECKED = "saved_tensor_with_no_vc_check"
 """In the ``meta`` of a saved tensor that autograd does not check the version of."""
+_LAYOUT = "gistkit_channels_last"  # in the meta of a forward graph's output
 
 
 def private(module: str, name: str) -> Any:
@@ -40,11 +41,6 @@ def partitioner_base() -> type:
 def min_cut(joint: fx.GraphModule, inputs: Any, **words: Any) -> Graphs:
     """PyTorch's own cut of the joint graph into forward and backward."""
     return private("torch._functorch.partitioners", "min_cut_rematerialization_partition")(joint, inputs, **words)
-
-
-def inductor(graph: fx.GraphModule, inputs: Any, mode: str | None, options: dict[str, Any]) -> Any:
-    """The graph compiled by Inductor under torch.compile's words ``mode`` and ``options``."""
-    return private("torch", "_TorchCompileInductorWrapper")(mode, options, None)(graph, inputs)
 
 
 @cache
@@ -79,11 +75,6 @@ def saved_descriptor(index: int, checked: bool) -> Any:
     return private("torch._functorch._aot_autograd.descriptors", name)(index)
 
 
-def tracing_context() -> Any:
-    """What belongs to the graph that is being traced or compiled; None outside of both."""
-    return private("torch._guards", "TracingContext").try_get()
-
-
 def set_partitioner(made: Any, passes: dict[str, Any]) -> None:
     """Make a partitioner, and passes over Inductor's kernels where there are none, those of all compilations from now
     on. Raises CompileError where another partitioner is set."""
@@ -104,7 +95,7 @@ def frame() -> tuple[int, int]:
     DistributedDataParallel has Dynamo split the graph: a number for each, the same for the same part."""
     compile_id = private("torch._guards", "CompileContext").current_compile_id()
     found = getattr(compile_id, "frame_id", None)
-    split = getattr(tracing_context(), "ddp_optimizer_ctx", None)
+    split = getattr(part("TracingContext").try_get(), "ddp_optimizer_ctx", None)
     return -1 if found is None else int(found), -1 if split is None else int(split.curr_bucket) + 1
 
 
@@ -112,7 +103,7 @@ def real_parameters(inputs: Iterable[Any]) -> list[torch.nn.Parameter]:
     """The parameters among a graph's inputs. The parts of a graph that was split for DistributedDataParallel have fake
     ones, in place of which those of the whole graph are found that they stand for."""
     given = [p for p in inputs if isinstance(p, torch.nn.Parameter)]
-    context, mode = tracing_context(), getattr(given[0], "fake_mode", None) if given else None
+    context, mode = part("TracingContext").try_get(), getattr(given[0], "fake_mode", None) if given else None
     if context is None or mode is None:
         return given
     known = [t for t in context.tensor_to_context if isinstance(t, torch.nn.Parameter)]
@@ -129,17 +120,17 @@ def emulates_casts(saved: bool = False) -> bool:
 
 
 def prefers_channels_last(graph: fx.GraphModule) -> bool:
-    """Whether Inductor will lay out the images of a forward graph as channels_last: it will do what it would have done
-    when this was first asked. It goes by the number of nodes, among others, and gistkit adds some."""
-    return graph.graph.output_node().meta.setdefault(_LAYOUT, bool(_layouts()(graph, is_inference=False)))
-
-
-_LAYOUT = "gistkit_channels_last"
+    """Whether Inductor will lay out the images of a forward graph as channels_last. The first call decides, before
+    gistkit adds nodes to the graph: Inductor's rule counts them."""
+    known = graph.graph.output_node().meta
+    if _LAYOUT not in known:
+        known[_LAYOUT] = bool(_layouts()(graph, is_inference=False))
+    return known[_LAYOUT]
 
 
 @cache
 def _layouts() -> Callable[..., Any]:
-    """Inductor's own decision. From now on it goes by what is in the ``meta`` of a graph's output."""
+    """Inductor's rule. From the first call on Inductor itself takes what :func:`prefers_channels_last` has decided."""
     lowering = private("torch._inductor.graph", "GraphLowering")
     own = lowering.decide_layout_opt
 
@@ -151,25 +142,22 @@ def _layouts() -> Callable[..., Any]:
     return own
 
 
-def lower_by(rule: Callable[..., Any], operator: Any) -> None:
-    """Have Inductor compile an operator by a rule, which is given Inductor's own values."""
-    private("torch._inductor.lowering", "register_lowering")(operator, type_promotion_kind=None)(rule)
-
-
 _PARTS = {
     "ir": "torch._inductor", "V": "torch._inductor.virtualized", "ops": "torch._inductor.virtualized",
-    "lowerings": "torch._inductor.lowering", "FloorDiv": "torch.utils._sympy.functions",
+    "lowerings": "torch._inductor.lowering", "register_lowering": "torch._inductor.lowering",
+    "_TorchCompileInductorWrapper": "torch", "FloorDiv": "torch.utils._sympy.functions",
     "OrderedSet": "torch.utils._ordered_set", "WeakDep": "torch._inductor.dependencies",
     "refresh_group_node_dependencies": "torch._inductor.scheduler",
-    "_disable_current_modes": "torch.utils._python_dispatch",
+    "_disable_current_modes": "torch.utils._python_dispatch", "TracingContext": "torch._guards",
     "free_symbols": "torch.fx.experimental.symbolic_shapes",
     "find_symbol_binding_fx_nodes": "torch.fx.experimental.symbolic_shapes",
 }  # fmt: skip
-"""The modules of what gistkit uses of Inductor and of PyTorch's symbols and modes."""
+"""The modules of private parts of PyTorch that are used as they are."""
 
 
 def part(name: str) -> Any:
-    """A part of PyTorch: ``V.graph`` is what Inductor compiles, ``ops`` makes elements, ``ir`` buffers and loops."""
+    """A private part of PyTorch: ``V.graph`` is what Inductor compiles, ``ops`` makes elements, ``ir`` buffers,
+    ``TracingContext.try_get()`` is of the graph that is being traced or compiled, None outside of both."""
     return private(_PARTS[name], name)
 
 

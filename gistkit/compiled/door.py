@@ -95,7 +95,8 @@ class Backend:
 
         key = _key(graph, inputs, self.settings, (mode, sorted(given.items(), key=str)))
         with record.collected() as found:
-            compiled = compat.inductor(graph, inputs, mode, options_of(self.settings, **given))
+            inductor = compat.part("_TorchCompileInductorWrapper")(mode, options_of(self.settings, **given), None)
+            compiled = inductor(graph, inputs)
         if found:
             record.remember(key, found)
         elif torch.is_grad_enabled():
@@ -221,7 +222,7 @@ def note(stand_in: CompressedForward) -> None:
     """A compressed forward is being traced. Raises CompileError where the graph has another under other settings."""
     from gistkit.compiled.custom import PASSES, ForTraced  # imports Inductor
 
-    context, asked = compat.tracing_context(), stand_in.engine.settings
+    context, asked = compat.part("TracingContext").try_get(), stand_in.engine.settings
     if context is None:
         return
     settings = Settings(asked.lossy, asked.fidelity)
@@ -239,13 +240,13 @@ def note(stand_in: CompressedForward) -> None:
 
 def settings_in_force() -> Settings | None:
     """The settings of the graph that is being compiled; None where it has no compressed forward."""
-    context = compat.tracing_context()
+    context = compat.part("TracingContext").try_get()
     return _TRACED[context][0] if context in _TRACED else None
 
 
 def remember_traced(records: list[GraphRecord]) -> None:
     """What was decided for the graph that is being compiled, for the reports of its models."""
-    for stand_in in _TRACED[compat.tracing_context()][1]:
+    for stand_in in _TRACED[compat.part("TracingContext").try_get()][1]:
         _RECORDS[stand_in][compat.frame()] = records
 
 

@@ -43,7 +43,7 @@ def _operator(
     @cache
     def overload() -> Any:
         found = getattr(torch.ops.gistkit, name).default
-        compat.lower_by(rule, found)
+        compat.part("register_lowering")(found, type_promotion_kind=None)(rule)
         return found
 
     return overload

@@ -7,14 +7,25 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.types import py_sym_types
 from torch.utils.checkpoint import CheckpointPolicy
 
 from gistkit.compiled.edit import Builder
 from gistkit.compiled.operators import materialised
 from gistkit.compiled.rebuilds.flow import library_s
 from gistkit.compiled.rebuilds.rounding import behind_views, in_memory
-from gistkit.compiled.split import Pair, elements, is_pointwise, is_tensor, is_view, origin, storages, value
+from gistkit.compiled.split import (
+    Pair,
+    elements,
+    is_number,
+    is_pointwise,
+    is_tensor,
+    is_view,
+    origin,
+    storage_bytes,
+    storage_of,
+    storages,
+    value,
+)
 from gistkit.ir import Kept
 from gistkit.planning.segments import Operator, Segment, divided
 
@@ -27,13 +38,12 @@ def divisions(pair: Pair, rows: Sequence[Kept]) -> list[list[Segment]]:
     for node in reversed(pair.forward.graph.nodes):  # the others are made for backward alone, as a weight's transpose
         if node in needed or (node.op == "call_function" and node.is_impure()):
             needed |= {node, *node.all_input_nodes}
-    calls = [n for n in pair.forward.graph.nodes if n.op == "call_function" and n in needed]
-    nodes = [n for n in calls if not isinstance(value(n), py_sym_types)]
+    nodes = [n for n in pair.forward.graph.nodes if n.op == "call_function" and n in needed and not is_number(n)]
     if any(str(node.meta.get("recompute")).endswith("RECOMPUTE") for node in nodes):
         return []
     places, kept, operators = {n: i for i, n in enumerate(nodes)}, {row.name: row for row in rows}, list[Operator]()
     for node in nodes:
-        storage, size = next(iter(storages([node]).items()), (None, 0))
+        storage, size = (storage_of(node), storage_bytes(node)) if is_tensor(node) else (None, 0)
         last = max((places[user] for user in node.users if user in places), default=-1)
         own = (row.plain_bytes, row.kept_bytes) if (row := kept.get(node.name)) else (0, 0)
         # what draws random numbers, as an attention, or exchanges tensors between processes does not run again
@@ -98,7 +108,7 @@ def _write_gradients(graph: fx.Graph, reader: fx.Node, again: Set[fx.Node], leas
     late, staying = [n for n in made if is_pointwise(n) and elements(n) >= least], held | set(storages(read))
     for node in dict.fromkeys(map(_before_casts, late)):
         freed = {storage: size for storage, size in storages(_loaded(node)).items() if storage not in staying}
-        if sum(storages([node]).values()) < sum(freed.values()):
+        if storage_bytes(node) < sum(freed.values()):
             written = Builder(graph, node.next, backward=True)(materialised(), node, node)
             node.replace_all_uses_with(written, delete_user_cb=lambda user: user.target is not materialised())
 

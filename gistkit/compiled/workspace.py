@@ -37,12 +37,13 @@ class Workspace:
     def bytes(self, node: fx.Node) -> int:
         """The most bytes that a node's operator has beside operands and results; 0 for other operators, and on a CPU.
         It runs with operands of anything and sets the GPU's ``max_memory_allocated`` back."""
-        on_gpu = [value(n).device for n in node.all_input_nodes if is_tensor(n) and value(n).is_cuda]
-        if not self._on_gpu or not on_gpu or not str(node.target).startswith(_MEASURED):
+        measured = self._on_gpu and str(node.target).startswith(_MEASURED)
+        devices = [value(n).device for n in node.all_input_nodes if measured and is_tensor(n) and value(n).is_cuda]
+        if not devices:
             return 0
         key = str((node.target, map_arg((node.args, node.kwargs), _described)))
         if key not in self._known:
-            self._known[key] = self._measured(node, on_gpu[0])
+            self._known[key] = self._measured(node, devices[0])
         return self._known[key]
 
     def operands(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -53,8 +54,8 @@ class Workspace:
 
     def _measured(self, node: fx.Node, device: torch.device) -> int:
         run: Any = node.target
-        outside_of_modes = compat.part("_disable_current_modes")  # of fake tensors, as while a graph is traced
-        with outside_of_modes(), torch.no_grad(), torch.random.fork_rng([device], device_type="cuda"):
+        real = compat.part("_disable_current_modes")()  # no fake tensors, though a graph of these is being traced
+        with real, torch.no_grad(), torch.random.fork_rng([device], device_type="cuda"):
             args, words = self.operands(node)
             run(*args, **words)  # cuDNN may time its algorithms in the first run
             torch.cuda.reset_peak_memory_stats(device)

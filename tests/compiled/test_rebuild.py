@@ -321,7 +321,7 @@ def test_images_are_laid_out_as_if_gistkit_added_no_nodes(monkeypatch):
 
 def test_a_norm_over_channels_is_not_followed_where_images_are_laid_out_anew():
     """ConvNeXtV2 with contiguous images: their channels come to lie innermost, so one kernel sums and normalises, and
-    divides and subtracts in one operation. The graph's strides do not tell: 4 of 213 tensors were others on an H200."""
+    divides and subtracts in one operation. The graph's strides do not tell: 4 of 213 tensors differed on an H200."""
     places = []
 
     def edit(pair):
@@ -346,7 +346,7 @@ def test_a_norm_over_channels_is_not_followed_where_images_are_laid_out_anew():
 @pytest.mark.parametrize("operation", [torch.add, torch.sub])
 def test_a_sum_of_two_products_is_not_rebuilt(operation):
     """Qwen3's rotary embedding behind a norm: a GPU makes one operation of the sum and one product, by the order in
-    which a kernel loads their operands, and 70 of 78 tensors were others on an H200. Of one product it is that one."""
+    which a kernel loads their operands, and 70 of 78 tensors differed on an H200. One product leaves no choice."""
     for more, follows in ((lambda h: h.float() * 2.5, False), (lambda h: h.float(), True)):
         _, flow, product = pair_of(lambda h, more=more: operation(h.float() * 1.5, more(h)).exp())
         (total,) = product.users

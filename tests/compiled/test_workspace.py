@@ -49,7 +49,7 @@ def test_operators_run_with_what_stands_for_their_operands(channels_last):
         image = next(x for x in args if isinstance(x, torch.Tensor))
         if node.target is torch.ops.aten.convolution.default:
             assert image.is_contiguous(memory_format=torch.channels_last) == channels_last
-        elif "attention" in str(node.target):  # cuDNN's refuses other statistics than those it made
+        elif "attention" in str(node.target):  # cuDNN's takes its statistics only as it laid them out
             tensors = [(x, value(n)) for x, n in zip(args, node.args, strict=True) if isinstance(x, torch.Tensor)]
             assert all(x.stride() == told.stride() for x, told in tensors)
         got = node.target(*args, **words)
