@@ -127,7 +127,7 @@ def _store_shared(graph: fx.Graph, made: fx.Node) -> bool:
             if known.isdisjoint(n.all_input_nodes) or not _fused(n):
                 continue
             known.add(n)
-            if elements(n) == elements(made) and any(end < u for u in n.users if u.op != "output"):
+            if is_tensor(n) and elements(n) == elements(made) and any(end < u for u in n.users if u.op != "output"):
                 with graph.inserting_after(n):
                     stored = graph.call_function(writing(), (n,))
                 stored.meta = dict(n.meta)

@@ -455,3 +455,25 @@ def test_masks_are_decoded_in_the_layout_that_inductor_gives_to_images(monkeypat
         n for n in pair.backward.graph.find_nodes(op="call_function", target=aten.ne.Scalar) if value(n).dim() == 4
     ]
     assert masks and all(value(n).is_contiguous(memory_format=torch.channels_last) for n in masks)
+
+
+class Selective(nn.Module):
+    """Convolutions of an activation's halves, as a selective kernel's paths, beside one of the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = Residual(3, 8), nn.Linear(8, 10)
+        self.paths = nn.ModuleList(nn.Conv2d(4, 8, 3, padding=d, dilation=d) for d in (1, 2))
+        self.norm, self.down = nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        halves = torch.split(x, 4, 1)
+        paths = sum(path(half) for path, half in zip(self.paths, halves, strict=True))
+        return self.head(F.relu(self.norm(paths) + self.down(x)).mean((2, 3)))
+
+
+def test_an_activation_whose_parts_are_read_is_rebuilt():
+    _, x, y = case("conv")
+    pair = moved(Settings(fidelity="reassociated"), Selective(), x, y)
+    assert not [node for node in pair.saved if node.target in (aten.relu.default, aten.split.Tensor)]
