@@ -42,7 +42,8 @@ def test_a_gradient_from_offsets_has_the_bits_of_inductors_own():
 
     def steps(made):
         run = lambda given: [made(*ts, *words) for (words, _), ts in zip(cases, given, strict=True)]  # noqa: E731
-        return torch.compile(run, fullgraph=True)([ts for _, ts in cases])
+        with torch._inductor.config.patch({"cpp.simdlen": 1}):  # compiles in a quarter of the time
+            return torch.compile(run, fullgraph=True)([ts for _, ts in cases])
 
     def own(gradient, x, offsets, kernel, stride, padding, ceil):
         words = kernel, x.shape[-2:], stride, padding, (1, 1)
