@@ -1,7 +1,6 @@
 """The private names of PyTorch that the compiled path uses, in one place.
 
-They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileError, which names the release at hand.
-"""
+They hold for torch 2.11 to 2.13. :func:`private` finds one, or raises CompileError, which names the release at hand."""
 
 from __future__ import annotations
 
@@ -142,9 +141,24 @@ def _layouts() -> Callable[..., Any]:
     return own
 
 
+@cache
+def choose_blocks(rule: Callable[[Any], dict[str, int] | None]) -> None:
+    """From now on Inductor's kernels on a GPU have the block sizes that ``rule`` gives for their features, if any."""
+    choices, fixed = part("InductorChoices"), part("FixedTritonConfig")
+    own = choices.triton_kernel_kwargs
+
+    def words(self: Any, kernel: type, features: Any, groups: Any, given: dict[str, Any]) -> dict[str, Any]:
+        blocks = rule(features)
+        more = {} if blocks is None else {"fixed_config": fixed(blocks), "override_persistent_reduction": True}
+        return own(self, kernel, features, groups, {**given, **more})
+
+    choices.triton_kernel_kwargs = words
+
+
 _PARTS = {
     "ir": "torch._inductor", "V": "torch._inductor.virtualized", "ops": "torch._inductor.virtualized",
     "lowerings": "torch._inductor.lowering", "register_lowering": "torch._inductor.lowering",
+    "InductorChoices": "torch._inductor.choices", "FixedTritonConfig": "torch._inductor.codegen.triton",
     "_TorchCompileInductorWrapper": "torch", "FloorDiv": "torch.utils._sympy.functions",
     "OrderedSet": "torch.utils._ordered_set", "WeakDep": "torch._inductor.dependencies",
     "refresh_group_node_dependencies": "torch._inductor.scheduler",

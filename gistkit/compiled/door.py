@@ -1,8 +1,7 @@
 """The entrances: ``gistkit.compile``, the backend ``gistkit`` of ``torch.compile``, and ``torch.compile`` of a model
 that ``gistkit.compress`` has compressed. While Dynamo traces a compressed forward it calls :func:`note`, which
 remembers the settings for the graph that is being traced and makes :class:`~gistkit.compiled.custom.ForTraced`
-Inductor's partitioner. Other graphs that cuts as PyTorch does.
-"""
+Inductor's partitioner. Other graphs that cuts as PyTorch does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Edits of a step's graphs: a saved tensor is encoded in forward and decoded in backward, or computed anew there.
-
-Both end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits.
-"""
+"""Edits of a step's graphs: a saved tensor is encoded in forward and decoded in backward, or computed anew there. They
+end in :meth:`gistkit.compiled.split.Pair.finish`, once after all edits."""
 
 from __future__ import annotations
 

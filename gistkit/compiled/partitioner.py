@@ -3,8 +3,7 @@ what crosses, all of them or as many as a budget needs.
 
 Without a budget every move is made, but of rebuilds those within ``SHARES``. Under one they are made until the
 predicted peak (:mod:`gistkit.compiled.memory`) fits: bits and maps, rebuilds, then narrow floats where a format is
-named. Where all are too few, and bits may differ, backward runs as few segments of forward again as are needed.
-"""
+named. Where all are too few, and bits may differ, backward runs as few segments of forward again as are needed."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 AOTAutograd's order: forward returns the caller's results, then saved tensors, then opaque objects, then symbolic
 numbers; backward takes the numbers, the tensors, the objects, then the incoming gradients. A saved value has the same
 name on both sides. :meth:`Pair.finish` restores that order after edits, binds the symbols that new tensors' sizes are
-made of, and drops what nobody reads any more.
-"""
+made of, and drops what nobody reads any more."""
 
 from __future__ import annotations
 

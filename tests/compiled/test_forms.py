@@ -26,8 +26,8 @@ def assert_inductor_has_rules(graph):
     assert [str(target) for target in targets if target not in lowerings] == []
 
 
-def through(form, x):
-    """(payload, decoded) of a tensor, by a graph that is run as it is."""
+def graph_of(form, x):
+    """The module of a graph that encodes a tensor and decodes it."""
     graph = fx.Graph()
     place = graph.placeholder("x")
     with FakeTensorMode() as mode:
@@ -38,7 +38,14 @@ def through(form, x):
     decoded = form.decode(build, payload)
     output.args = ((payload, decoded),)
     assert_inductor_has_rules(graph)
-    payload, back = fx.GraphModule(torch.nn.Module(), graph)(x)
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def through(form, x):
+    """(payload, decoded) of a tensor, by a graph that is run as it is."""
+    module = graph_of(form, x)
+    payload, back = module(x)
+    (_, decoded) = module.graph.output_node().args[0]
     assert decoded.meta["val"].stride() == back.stride()
     return payload, back
 
@@ -106,6 +113,24 @@ def test_the_hardware_gives_the_same_codes(name):
     nan = x.isnan()
     assert torch.equal(codes.flatten()[~nan.flatten()], other.view(torch.uint8).flatten()[~nan.flatten()])
     assert same_bits(back[~nan], other_back[~nan]) and other_back[nan].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["fp8", "fp8s", "fp10s"])
+def test_a_gpus_kernels_give_the_same_codes(name, dtype):
+    """Infinities and values near the largest of the dtype included: conversions saturate, one instruction bounds."""
+    x = torch.cat([hard_values(dtype), torch.finfo(dtype).max * hard_values(dtype).sign() * torch.rand(2, 8, 12, 8)])
+    x = x.to(dtype)
+    (codes, *scales), back = through(narrow(name, x), x)
+    on_gpu = x.cuda()
+    graph = graph_of(narrow(name, on_gpu), on_gpu)
+    (other, *other_scales), other_back = torch.compile(graph, fullgraph=True)(on_gpu)
+    nan = x.isnan()
+    codes, other = codes.flatten(), other.cpu().view(codes.dtype).flatten()
+    assert torch.equal(codes, other) if name == "fp10s" else torch.equal(codes[~nan.flatten()], other[~nan.flatten()])
+    assert all(torch.equal(a, b.cpu()) for a, b in zip(scales, other_scales, strict=True))
+    assert same_bits(back[~nan], other_back.cpu()[~nan]) and other_back.cpu()[nan].isnan().all()
 
 
 def test_blocks_lie_in_the_order_of_the_memory():

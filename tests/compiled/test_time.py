@@ -101,14 +101,17 @@ def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, 
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
-def test_decoders_are_within_the_kernels_that_read(monkeypatch):
+def test_decoders_are_within_the_kernels_that_read_and_encoders_have_four_warps(monkeypatch):
     gpu_code.pretend_gpu(monkeypatch)
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
     partitioner = Partitioner(Settings(lossy="fp8s"))
-    _, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256, 2), amp_loss, partitioner, forward=False)
+    forward, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256, 2), amp_loss, partitioner)
+    own = [text.startswith("fixed_config( config={'XBLOCK': 8, 'num_warps': 4}") for text in forward]
+    assert sum(own) >= 2 and own == ["float8e4nv" in text for text in forward]
     decoding = [text for text in backward if ".to(tl.float32, bitcast=True)" in text]
     assert len(set(decoding) & set(gpu_code.reductions(backward))) >= 2  # the norms' sums read codes
     assert all(text.count("tl.load(") > 2 for text in decoding)  # none of them decodes alone
+    assert all(text.count("min.NaN.xorsign.abs.f32") == text.count("bitcast=True") for text in decoding)
 
 
 def test_what_takes_a_kernel_of_its_own_is_rounded_last(monkeypatch):

@@ -140,7 +140,7 @@ def _texts(code):
     """Heuristics, sizes, numbers of loads, and the body, in which all pointers have one name."""
     texts = []
     for source in re.findall(r"async_compile\.triton\('\w+', '''(.*?)'''", code, re.S):
-        head = re.search(r"@triton_heuristics\.(\w+\(\s*size_hints=\{.*?\},.*?)filename", source, re.S)[1]
+        head = re.search(r"@triton_heuristics\.(\w+\(\s*(?:size_hints|config)=\{.*?\},.*?)filename", source, re.S)[1]
         loads = re.search(r"'num_load': \d+", source)[0]
         body = source[source.index("@triton.jit") :].split("\n", 2)[2]
         texts.append(" ".join(head.split()) + loads + "\n" + re.sub(r"\b(in_out|in|out)_ptr\d+\b", "p", body))

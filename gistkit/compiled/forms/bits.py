@@ -2,8 +2,7 @@
 
 ``mask1`` is a torch.bool in 1 bit an element, ``map4`` a max-pool's position in its window in 4 bits. Codes lie side by
 side in a byte along one dimension of the tensor, whose size is a known multiple of the codes in a byte; the payload has
-that dimension divided and the others as they are, so sizes may be symbolic.
-"""
+that dimension divided and the others as they are, so sizes may be symbolic."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 The arithmetic, and so every code, is that of :mod:`gistkit.kernels.reference.narrow`; the blocks of 128 elements that
 share an exponent byte lie in the order of the memory. Codes are computed with integers. On a GPU that converts to
-float8 by itself (sm_89 on) fp8 and fp8s use that, to the same codes.
-"""
+float8 by itself (sm_89 on) fp8 and fp8s use that, to the same codes."""
 
 from __future__ import annotations
 
@@ -15,8 +14,9 @@ from math import prod
 import torch
 from torch import fx
 
+from gistkit.compiled import compat, lowering
 from gistkit.compiled.edit import Builder
-from gistkit.compiled.operators import shortening
+from gistkit.compiled.operators import bounding, saturating, shortening
 from gistkit.compiled.split import memory_order, value
 from gistkit.formats import SCALE_BLOCK, VALUE_FORMS, FloatFormat, fp10_words
 
@@ -53,6 +53,7 @@ class Narrow:
         if missing:
             wide = build(aten.constant_pad_nd.default, build(aten.reshape.default, wide, [-1]), [0, missing])
         wide = build(aten.reshape.default, wide, [-1, SCALE_BLOCK])
+        compat.choose_blocks(lowering.scale_blocks)
         exponents = op.exponents(wide)
         factor = op.power_of_two(build(aten.neg.default, exponents), self.fmt.max_exponent + 127)
         if self.hardware:
@@ -70,7 +71,8 @@ class Narrow:
             factor = op.power_of_two(exponents, -127 - self.fmt.max_exponent)
             if self._whole:
                 factor = build(aten.reshape.default, build(aten.expand.default, factor, [-1, SCALE_BLOCK]), [-1])
-            values = op.clamped(build(aten.mul.Tensor, values, factor), torch.finfo(self.dtype).max)
+            values, most = build(aten.mul.Tensor, values, factor), torch.finfo(self.dtype).max
+            values = build(bounding(), values, most) if self.hardware else op.clamped(values, most)
         flat = values if self._whole else build(aten.reshape.default, values, [-1])
         if self._elements and value(flat).numel() != self._elements:
             flat = build(aten.slice.Tensor, flat, 0, 0, self._elements)
@@ -181,12 +183,11 @@ class _Arithmetic:
 
     def hardware_codes(self, wide: fx.Node, flush: bool) -> fx.Node:
         """float8_e4m3fn; ``flush``: zeros for what rounds below the least normal number."""
-        wide = self.clamped(wide, self.f.max_finite)
         if flush:  # half a unit of the grid below the least normal number is still rounded up to it
             least = self.f.min_normal * (1 - 2.0 ** -(self.f.mantissa_bits + 2))
             small = self.build(aten.lt.Scalar, self.build(aten.abs.default, wide), least)
             wide = self.build(aten.where.self, small, self.build(aten.mul.Tensor, wide, 0.0), wide)
-        return self.cast(wide, torch.float8_e4m3fn)
+        return self.build(saturating(), wide)
 
     def exponents(self, wide: fx.Node) -> fx.Node:
         """The exponent byte of every row, int32."""

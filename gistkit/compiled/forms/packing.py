@@ -1,9 +1,5 @@
-"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed.
-
-Forward computes with exact values; what it saves for backward is rounded (Gist section IV-A). Exact stay masks, maps
-and indices, what is small, what follows from parameters alone (their casts and transposes), the statistics of an
-attention, and what backward exponentiates: an error in logits would be a factor in the softmax's gradient.
-"""
+"""Which saved tensors can be encoded, and how: bools, max-pools' maps, floats where rounding is allowed (Gist section
+IV-A). What stays exact: docs/compiled.md, "From the joint graph to two smaller ones"."""
 
 from __future__ import annotations
 

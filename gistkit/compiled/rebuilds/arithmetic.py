@@ -1,16 +1,5 @@
 """Which values of forward a kernel of its own computes to the same bits, and what it has to read for that:
-docs/compiled.md, "The same bits". A rebuild follows forward only where both do the same arithmetic to the same loaded
-values:
-
-* *Sums of products.* An addition reads a product that no other operator reads and that is not kept: both kernels make
-  one operation of them. Of two products either may become part of it, by the order of a kernel's loads: not followed.
-* *Statistics over outer dimensions* (batch norms in channels_last): another kernel stores them, and the normalising
-  one reads the mean and the sum of squared deviations (:mod:`gistkit.compiled.operators`), or a value of them that is
-  saved, from the node on that saves it. Readers before that compute it themselves: it is ``inlined`` there.
-* *Statistics over up to 1,024 innermost, contiguous values* (layer norms): one kernel holds and sums all of them. On a
-  GPU it divides by the count and subtracts the mean in one operation, so the count is to be a power of two.
-* Other statistics, of which a loop keeps running means, and those of concatenations: not followed.
-"""
+docs/compiled.md, "The same arithmetic"."""
 
 from __future__ import annotations
 

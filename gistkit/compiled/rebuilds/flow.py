@@ -146,9 +146,8 @@ def _bytes(node: fx.Node) -> int:
 
 def step_s(pair: Pair, kept_bytes: int) -> float:
     """Seconds that forward and backward take on a GPU, modelled: products and the like by themselves, fused kernels 4.5
-    times the kept bytes, and what is summed over more than rows, as batch norms do in kernels of their own. On an H100
-    (bf16, batch 128), ms, measured in brackets: ResNet-50 23.0 (23.1), ViT-S 15.8 (16.5), ConvNeXt-T 34.7 (32.2), GPT-2
-    18.8 (17.2), Swin-T 27.9 (31.1), DenseNet-121 29.3 (32.4), EfficientNet-B0 16.2 (21.3)."""
+    times the kept bytes, and what is summed over more than rows, as batch norms do in kernels of their own. Eight
+    networks come within 12 % of an H100's time, EfficientNet-B0 and MobileNetV3 21 to 24 % below (docs/log.md)."""
     nodes = [n for module in (pair.forward, pair.backward) for n in module.graph.nodes if n.op == "call_function"]
     made = sum(library_s(n) for n in nodes if n.target is not operator.getitem and in_memory(n))
     return made + (4.5 * kept_bytes + sum(map(_summed_bytes, nodes))) / BYTES_A_S

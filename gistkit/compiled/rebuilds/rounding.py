@@ -1,20 +1,5 @@
-"""Which values of forward backward can compute anew to the same bits, where they are in bf16 or fp16.
-
-Inductor computes a fused kernel in fp32 and rounds a bf16 value where it writes it to memory. So a value z that is
-computed from a bf16 value y has other bits when it read y from memory than when one kernel made both. What is known
-without looking at Inductor's choice of kernels:
-
-* y is an input of forward, or made by a product, a convolution or an attention: z reads it from memory.
-* y is written to memory for such an operator, or because it is saved, and one of them stands between y and z: one
-  kernel cannot make both, so z reads y from memory. (What nothing writes to memory, Inductor computes anew in each
-  kernel that reads it, unrounded, whatever stands between.)
-* y selects (ReLU, a concatenation, a copy) from values that are read from memory: rounding it changes nothing.
-* y is kept by plain ``torch.compile``, which (from 2.13 on) rounds it in forward for all who read it.
-* z is y's only reader and y is not kept: y is computed within z's kernel and not rounded, in backward as in forward.
-
-A value that reads another in any other way is not rebuilt under ``fidelity="bitwise"``. With Inductor's
-``emulate_precision_casts`` every value is rounded where it is made, so all are alike.
-"""
+"""Which values of forward backward can compute anew to the same bits, where they are in bf16 or fp16: docs/compiled.md,
+"Rounding to bf16"."""
 
 from __future__ import annotations
 
