@@ -148,9 +148,9 @@ def choose_blocks(rule: Callable[[Any], dict[str, int] | None]) -> None:
     own = choices.triton_kernel_kwargs
 
     def words(self: Any, kernel: type, features: Any, groups: Any, given: dict[str, Any]) -> dict[str, Any]:
-        blocks = rule(features)
-        more = {} if blocks is None else {"fixed_config": fixed(blocks), "override_persistent_reduction": True}
-        return own(self, kernel, features, groups, {**given, **more})
+        if (blocks := rule(features)) is not None:
+            given = {**given, "fixed_config": fixed(blocks), "override_persistent_reduction": True}
+        return own(self, kernel, features, groups, given)
 
     choices.triton_kernel_kwargs = words
 

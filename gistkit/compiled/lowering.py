@@ -107,11 +107,15 @@ def bounded(x: Any, most: float) -> Any:
 
 
 def scale_blocks(features: Any) -> dict[str, int] | None:
-    """The block sizes of a kernel that does but find the largest of each 128 elements, for a scaled form. Inductor has
-    two warps for any number of such rows: ResNet-50's largest took 283 us, with these 189 (H200)."""
-    found = [node.node.data for node in features.reduction_nodes()]
-    largest = found and all(r.reduction_type == "max" and r.dtype == torch.int32 for r in found)
-    return {"XBLOCK": 8, "num_warps": 4} if largest and features.reduction_numel == SCALE_BLOCK else None
+    """The block sizes of a kernel that only finds the largest of each 128 elements, for a scaled form: 16 elements a
+    thread, 8 where it reads several tensors. Inductor's two warps take 283 us where these take 176 (docs/log.md)."""
+    kinds = {(node.node.data.reduction_type, node.node.data.dtype) for node in features.reduction_nodes()}
+    if kinds != {("max", torch.int32)} or features.reduction_numel != SCALE_BLOCK:
+        return None
+    graph, ends = compat.part("V").graph, [node.read_writes for node in features.scheduler_nodes()]
+    read = {dep.name for end in ends for dep in end.reads} - {dep.name for end in ends for dep in end.writes}
+    large = [name for name in read if graph.get_numel(name) == features.numel * SCALE_BLOCK]
+    return {"XBLOCK": 8 if len(large) > 1 else 16, "num_warps": 4}
 
 
 def pooled_by_pytorch(

@@ -34,16 +34,12 @@ class Bits:
     dtype: torch.dtype
     order: tuple[int, ...]
 
-    @property
-    def _codes(self) -> int:
-        return 8 // self.bits
-
     def encode(self, build: Builder, x: fx.Node) -> Sequence[fx.Node]:
         if self.dtype.is_floating_point:
             x = build(aten.le.Scalar, x, 0)
-        parts = []
-        for i in range(self._codes):
-            part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, self._codes)
+        parts, count = [], 8 // self.bits
+        for i in range(count):
+            part = build(aten.slice.Tensor, x, self.dim, i, sys.maxsize, count)
             part = build(prims.convert_element_type.default, part, torch.int32)
             parts.append(build(aten.mul.Tensor, part, 1 << (i * self.bits)) if i else part)
         packed = reduce(partial(build, aten.bitwise_or.Tensor), parts)
@@ -51,15 +47,15 @@ class Bits:
 
     def decode(self, build: Builder, payload: Sequence[fx.Node]) -> fx.Node:
         codes, dim = build(aten.permute.default, payload[0], list(self.order)), self.order.index(self.dim)
-        shape = build.sizes(codes)
+        shape, count = build.sizes(codes), 8 // self.bits
         device, rank = value(codes).device, len(shape)
         words = {"start": 0, "step": self.bits, "dtype": torch.int32, "device": device, "requires_grad": False}
-        shifts = build(prims.iota.default, self._codes, **words)
-        shifts = build(aten.reshape.default, shifts, [self._codes] + [1] * (rank - 1 - dim))
+        shifts = build(prims.iota.default, count, **words)
+        shifts = build(aten.reshape.default, shifts, [count] + [1] * (rank - 1 - dim))
         wide = build(aten.unsqueeze.default, build(prims.convert_element_type.default, codes, torch.int32), dim + 1)
         wide = build(aten.bitwise_right_shift.Tensor, wide, shifts)
         wide = build(aten.bitwise_and.Scalar, wide, (1 << self.bits) - 1)
-        shape[dim] = shape[dim] * self._codes
+        shape[dim] = shape[dim] * count
         wide = build(aten.reshape.default, wide, shape)
         wide = build(aten.permute.default, wide, [self.order.index(d) for d in range(rank)])
         if self.bits == 1:
