@@ -144,15 +144,14 @@ def _layouts() -> Callable[..., Any]:
 @cache
 def choose_blocks(rule: Callable[[Any], dict[str, int] | None]) -> None:
     """From now on Inductor's kernels on a GPU have the block sizes that ``rule`` gives for their features, if any."""
-    choices, fixed = part("InductorChoices"), part("FixedTritonConfig")
-    own = choices.triton_kernel_kwargs
+    own, fixed = part("InductorChoices").triton_kernel_kwargs, part("FixedTritonConfig")
 
     def words(self: Any, kernel: type, features: Any, groups: Any, given: dict[str, Any]) -> dict[str, Any]:
         if (blocks := rule(features)) is not None:
             given = {**given, "fixed_config": fixed(blocks), "override_persistent_reduction": True}
         return own(self, kernel, features, groups, given)
 
-    choices.triton_kernel_kwargs = words
+    part("InductorChoices").triton_kernel_kwargs = words
 
 
 _PARTS = {

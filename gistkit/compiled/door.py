@@ -74,8 +74,7 @@ class Backend:
     """A backend of ``torch.compile``: Inductor, with gistkit's partitioner. ``records``: what was decided for each
     graph that it has compiled, by frame and parameters; a graph that is compiled again, for other sizes, replaces the
     one before. ``model``: what it compiles, as :func:`_likeness` tells it. Two of the same settings are equal, so that
-    Dynamo shares the graphs of equal blocks that are compiled one by one, as torch.compile's own backend does; else it
-    would give up at its recompile_limit."""
+    Dynamo shares the graphs of equal blocks that are compiled one by one, and does not give up at recompile_limit."""
 
     settings: Settings
     model: tuple = field(default=(), compare=False, repr=False)

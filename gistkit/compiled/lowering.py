@@ -13,6 +13,8 @@ from gistkit.compiled import compat
 from gistkit.errors import CompileError
 from gistkit.formats import SCALE_BLOCK
 
+SCALES = "gistkit_scales"  # in the meta of an operator that finds the largest of each 128 elements
+
 
 def materialised(x: Any, after: Any, strides: Any = None) -> Any:
     """x becomes a buffer, fused with nothing and computed behind ``after``."""
@@ -109,8 +111,7 @@ def bounded(x: Any, most: float) -> Any:
 def scale_blocks(features: Any) -> dict[str, int] | None:
     """The block sizes of a kernel that only finds the largest of each 128 elements, for a scaled form: 16 elements a
     thread, 8 where it reads several tensors. Inductor's two warps take 283 us where these take 176 (docs/log.md)."""
-    kinds = {(node.node.data.reduction_type, node.node.data.dtype) for node in features.reduction_nodes()}
-    if kinds != {("max", torch.int32)} or features.reduction_numel != SCALE_BLOCK:
+    if {any(SCALES in at.meta for at in node.node.get_origins()) for node in features.reduction_nodes()} != {True}:
         return None
     graph, ends = compat.part("V").graph, [node.read_writes for node in features.scheduler_nodes()]
     read = {dep.name for end in ends for dep in end.reads} - {dep.name for end in ends for dep in end.writes}

@@ -194,6 +194,7 @@ class _Arithmetic:
         f, build, magnitude = self.f, self.build, self.magnitude(wide)
         finite = self.where(build(aten.ge.Scalar, magnitude, _INFINITY), 0, magnitude)
         largest = build(aten.amax.default, finite, [1], True)
+        largest.meta[lowering.SCALES] = True
         no_room = (1 << f.mantissa_bits) - 1 - (f.max_code & ((1 << f.mantissa_bits) - 1))
         b = self.shifted(build(aten.add.Tensor, self.rounded(largest), no_room), f.mantissa_bits)
         return self.where(build(aten.eq.Scalar, largest, 0), 127, build(aten.clamp_min.default, b, f.max_exponent + 1))
