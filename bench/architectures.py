@@ -135,11 +135,11 @@ TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     **dict.fromkeys(("edgenext_xx_small", "fastvit_t8"), (128, {})),
     **dict.fromkeys(
-        ("coatnet_pico_rw_224", "efficientformerv2_s0", "levit_128s", "mixer_s32_224", "pvt_v2_b0", "volo_d1_224"),
+        ("coatnet_pico_rw_224", "efficientformerv2_s0", "gmlp_ti16_224", "levit_128s", "mixer_s32_224", "pvt_v2_b0",
+         "volo_d1_224"),
         (224, {}),
     ),
     **dict.fromkeys(("cait_xxs24_224", "deit3_small_patch16_224", "xcit_nano_12_p16_224"), (224, {"depth": 2})),
-    "gmlp_s16_224": (224, {"num_blocks": 2}),
 }  # fmt: skip
 """A network of timm, the height and width of its images, and words."""
 
