@@ -299,7 +299,7 @@ def main(argv: list[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch._inductor.config.deterministic = True
-    torch._inductor.config.triton.autotune_pointwise = False  # block sizes decide which product a sum is fused with
+    torch._inductor.config.triton.autotune_pointwise = False  # block sizes decide where a product is rounded
     for fidelity in partitioner.SHARES:
         partitioner.SHARES[fidelity] = (float("inf"),)
     known = {found["model"] for found in read(words.out)} if words.out.exists() else set()

@@ -107,9 +107,13 @@ def test_decoders_are_within_the_kernels_that_read_and_encoders_have_four_warps(
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
     partitioner = Partitioner(Settings(lossy="fp8s"))
     forward, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256, 2), amp_loss, partitioner)
-    blocks = re.compile(r"fixed_config\( config={'XBLOCK': (8|16), 'num_warps': 4}")
-    own = [bool(blocks.match(text)) for text in forward]
-    assert sum(own) >= 2 and own == ["float8e4nv" in text for text in forward]
+    own = [re.match(r"fixed_config\( config={'XBLOCK': (8|16), 'num_warps': 4}", text) for text in forward]
+    assert [bool(found) for found in own] == ["float8e4nv" in text for text in forward]
+    read = [len(re.findall(r"tl\.load\(p \+ \(r0_\d+ \+ 128\*x\d+\)", text)) for text in forward]  # whole tensors
+    assert {(found[1], count > 1) for found, count in zip(own, read, strict=True) if found} == {
+        ("16", False),
+        ("8", True),
+    }
     decoding = [text for text in backward if ".to(tl.float32, bitcast=True)" in text]
     assert len(set(decoding) & set(gpu_code.reductions(backward))) >= 2  # the norms' sums read codes
     assert all(text.count("tl.load(") > 2 for text in decoding)  # none of them decodes alone
