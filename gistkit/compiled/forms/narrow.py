@@ -209,7 +209,7 @@ class _Arithmetic:
         small = build(aten.lt.Scalar, code, 1 << f.mantissa_bits)
         size = build(aten.where.self, small, subnormal, self.bits(normal, torch.float32))
         size = self.where(build(aten.ge.Scalar, code, f.first_nan_code), float("nan"), size)
-        sign = build(aten.bitwise_and.Scalar, codes, 1 << (f.bits - 1))
+        sign = build(aten.bitwise_and.Scalar, codes, 1 << (f.bits - 1))  # not by neg: Triton's 0 - 0 has no sign
         return build(aten.where.self, build(aten.ne.Scalar, sign, 0), build(aten.mul.Tensor, size, -1.0), size)
 
     def planes(self, codes: fx.Node, elements: int) -> fx.Node:
