@@ -99,15 +99,13 @@ def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
 
 def rewritten(joint: fx.GraphModule) -> int:
     """Put stand-ins in place of operands of which only the shape is read; returns how many."""
-    count, graph = 0, joint.graph
-    for node in list(graph.nodes):
-        x: Any = node.args[1] if node.op == "call_function" and node.target in _SHAPE_ONLY else None
-        if not is_tensor(x) or x.target is aten.expand.default:
-            continue
-        build = Builder(graph, node, backward=True)
+    graph, read = joint.graph, lambda node: node.args[1]
+    found = [node for node in graph.nodes if node.op == "call_function" and node.target in _SHAPE_ONLY]
+    found = [node for node in found if is_tensor(read(node)) and read(node).target is not aten.expand.default]
+    for node in found:
+        build, x = Builder(graph, node, backward=True), read(node)
         one = build(aten.full.default, [], 0, dtype=value(x).dtype, device=value(x).device)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
-        count += 1
     graph.eliminate_dead_code()
     graph.lint()
-    return count
+    return len(found)

@@ -33,7 +33,7 @@ SECOND = 2_600_000_000_000
 class Bottleneck(nn.Module):
     """A block of ResNet-50: its last convolution makes four times what it reads."""
 
-    def __init__(self, wide=32, narrow=8):
+    def __init__(self, wide, narrow):
         super().__init__()
         sizes = (wide, narrow, 1), (narrow, narrow, 3), (narrow, wide, 1)
         self.convs = nn.ModuleList(nn.Conv2d(a, b, k, padding=k // 2, bias=False) for a, b, k in sizes)
@@ -57,15 +57,15 @@ class Perceptron(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def net_of(kind, rows, blocks=1):
+def net_of(kind, rows, blocks=1, wide=32):
     torch.manual_seed(3)
     if kind == "bottleneck":
         parts = (
-            nn.Conv2d(3, 32, 3, padding=1, bias=False),
-            *(Bottleneck() for _ in range(blocks)),
+            nn.Conv2d(3, wide, 3, padding=1, bias=False),
+            *(Bottleneck(wide, wide // 4) for _ in range(blocks)),
             nn.AdaptiveAvgPool2d(1),
         )
-        model = nn.Sequential(*parts, nn.Flatten(), nn.Linear(32, 10))
+        model = nn.Sequential(*parts, nn.Flatten(), nn.Linear(wide, 10))
         x = torch.randn(rows, 3, 16, 16).to(memory_format=torch.channels_last)
     else:
         model = nn.Sequential(nn.Linear(48, 32), Perceptron(), Perceptron(), nn.Linear(32, 10))
@@ -102,18 +102,20 @@ def test_beside_products_every_kernel_with_a_sum_is_plain_compiles(as_on_a_gpu, 
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13"), reason="reads Inductor's code by its private names")
-def test_decoders_are_within_the_kernels_that_read_and_encoders_have_four_warps(monkeypatch):
+def test_decoders_are_within_the_kernels_that_read_and_encoders_have_blocks_of_their_own(monkeypatch):
     gpu_code.pretend_gpu(monkeypatch)
     monkeypatch.setattr(narrow, "converts_to_float8", lambda device: True)
-    partitioner = Partitioner(Settings(lossy="fp8s"))
-    forward, backward = gpu_code.kernels(lambda: net_of("bottleneck", 256, 2), amp_loss, partitioner)
-    own = [re.match(r"fixed_config\( config={'XBLOCK': (8|16), 'num_warps': 4}", text) for text in forward]
+    partitioner, seen = Partitioner(Settings(lossy="fp8s")), set()
+    forward, backward = gpu_code.kernels(lambda: net_of("bottleneck", 64, 2, 256), amp_loss, partitioner)
+    own = [re.match(r"fixed_config\( config={'XBLOCK': (8|16), 'num_warps': (4|8)}", text) for text in forward]
     assert [bool(found) for found in own] == ["float8e4nv" in text for text in forward]
-    read = [len(re.findall(r"tl\.load\(p \+ \(r0_\d+ \+ 128\*x\d+\)", text)) for text in forward]  # whole tensors
-    assert {(found[1], count > 1) for found, count in zip(own, read, strict=True) if found} == {
-        ("16", False),
-        ("8", True),
-    }
+    for text, blocks in zip(forward, own, strict=True):
+        whole = len(re.findall(r"tl\.load\(p \+ \(r0_\d+ \+ 128\*x\d+\)", text))
+        row = re.search(r"tl\.load\(p \+ \(r0_\d+\)", text)  # read once for all rows
+        if blocks:
+            assert blocks.groups() == (("16", "8") if row else ("8" if whole > 1 else "16", "4"))
+            seen.add(blocks.groups())
+    assert len(seen) == 3
     decoding = [text for text in backward if ".to(tl.float32, bitcast=True)" in text]
     assert len(set(decoding) & set(gpu_code.reductions(backward))) >= 2  # the norms' sums read codes
     assert all(text.count("tl.load(") > 2 for text in decoding)  # none of them decodes alone
