@@ -144,8 +144,9 @@ def _moment(pair: Pair, variance: fx.Node, count: float) -> fx.Node:
     return found
 
 
-def strides(pair: Pair, x: torch.Tensor) -> list[int] | None:
-    """The layout that Inductor gives to a tensor of forward that it saves; None where a size is symbolic."""
+def strides(pair: Pair, x: torch.Tensor, dense: bool = False) -> list[int] | None:
+    """The layout that Inductor gives to what forward saves, ``dense`` without gaps; None where a size is symbolic."""
+    x = torch.empty_like(x) if dense else x
     if x.dim() == 4 and memory_order(x) == (0, 1, 2, 3) and compat.prefers_channels_last(pair.forward):
         x = torch.empty_like(x, memory_format=torch.channels_last)
     return list(x.stride()) if all(isinstance(s, int) for s in x.stride()) else None
@@ -203,7 +204,8 @@ def _replace(pair: Pair, node: fx.Node, make: Callable[[Builder], fx.Node], mate
     if from_memory:
         build = Builder(graph, from_memory[0], backward=True)
         made = make(build)
-        made = build(materialised(), made, awaited(place, from_memory[0]) or made, strides(pair, value(node)))
+        layout, after = strides(pair, value(node), dense=not materialise), awaited(place, from_memory[0]) or made
+        made = build(materialised(), made, after, layout)
         for user in from_memory:
             user.replace_input_with(place, made)
     made, before = None, None

@@ -116,7 +116,7 @@ class Moves:
             self._rebuild(cone)
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
-        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
+        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node), storage_of(c.node))):
             if choice.kernels and self.kept() <= self._enough_bytes:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
             else:
@@ -194,11 +194,9 @@ class Moves:
             if storage not in seen and node.name not in rows:
                 rows[node.name] = packing.described(node, self._gone[0], 0, self._gone[1])
         nodes = *self._plain.values(), *packing.own_tensors(self.pair)
-        plain = {n.name for n in nodes if storage_of(n) in self._plain}
-        return [
-            row if name in plain else replace(row, plain_bytes=0, reason=f"kept for rebuilds: {row.reason}")
-            for name, row in rows.items()
-        ]
+        plain, saved = {n.name for n in nodes if storage_of(n) in self._plain}, {n.name for n in self._saved}
+        why = {name: row.reason if name in saved else f"kept for rebuilds: {row.reason}" for name, row in rows.items()}
+        return [r if n in plain else replace(r, plain_bytes=0, reason=why[n]) for n, r in rows.items()]
 
     def _exact_moves(self) -> Iterator[Callable[[], None]]:
         touched = {node for cone in self._cones for node in (cone.root, *cone.leaves)}

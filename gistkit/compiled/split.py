@@ -142,8 +142,7 @@ class Pair:
 
     def fresh_name(self, wish: str) -> str:
         taken = {node.name for graph in (self.forward.graph, self.backward.graph) for node in graph.nodes}
-        names = itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1)))
-        return next(name for name in names if name not in taken)
+        return next(n for n in itertools.chain([wish], (f"{wish}_{i}" for i in itertools.count(1))) if n not in taken)
 
     def drop_unread(self) -> None:
         """Save no more what no operator of backward reads."""

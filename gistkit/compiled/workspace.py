@@ -12,13 +12,12 @@ from torch.fx.node import map_arg
 
 from gistkit.compiled import compat
 from gistkit.compiled.split import is_tensor, memory_order, storages, value
+from gistkit.planning.fused_kernels import block_bytes
 
 _MEASURED = "aten.convolution", "gistkit.convolved", "aten._scaled_dot_product_"
 """How names of operators that are run begin. None of them reads memory by the values of its operands."""
 
 _ALIGNED = 8  # elements, Inductor's sdpa_constraint
-_UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
-"""Of PyTorch's CUDACachingAllocator: kMinBlockSize, kRoundLarge, kMinLargeAlloc, kSmallSize."""
 
 
 class Workspace:
@@ -62,14 +61,6 @@ class Workspace:
             passing = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
             del results  # not before: what it makes is no workspace
         return passing
-
-
-def block_bytes(size: int) -> int:
-    """Bytes that PyTorch's allocator takes for a tensor of so many: a new segment is a multiple of 2 MiB, of which a
-    rest of up to 1 MiB is given to no other tensor."""
-    size = -(-size // _UNIT) * _UNIT
-    rest = -size % _SEGMENT
-    return size + rest if size >= _LARGE and rest <= _LEFT else size
 
 
 def _filled(node: fx.Node, channels_last: bool, aligned: bool) -> Any:

@@ -15,6 +15,10 @@ _SMALL = 6  # what joins kernels is more than a 64th of the largest tensor
 _READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kernels, fused, whose second reads no operand
 
 
+_UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
+"""Of PyTorch's CUDACachingAllocator: kMinBlockSize, kRoundLarge, kMinLargeAlloc, kSmallSize."""
+
+
 class Kernel(NamedTuple):
     """A kernel: the storages that it writes, with their bytes, and reads. ``pointwise``: it makes as many elements as
     it reads. ``fusible``: Inductor writes it itself. ``parts``: how many kernels run in this one; each overwrites an
@@ -28,6 +32,14 @@ class Kernel(NamedTuple):
     parts: int = 1
     shared: frozenset[int] = frozenset()
     passing: int = 0
+
+
+def block_bytes(size: int) -> int:
+    """Bytes that PyTorch's allocator takes for a tensor of so many: a new segment is a multiple of 2 MiB, of which a
+    rest of up to 1 MiB is given to no other tensor."""
+    size = -(-size // _UNIT) * _UNIT
+    rest = -size % _SEGMENT
+    return size + rest if size >= _LARGE and rest <= _LEFT else size
 
 
 def peak(

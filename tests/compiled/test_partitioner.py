@@ -1,5 +1,6 @@
 """The whole partitioner on small networks, run without Inductor: bits of results, what is kept, symbolic sizes."""
 
+import math
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.compiled import Settings, compat, cut, partitioner, recompute, record
 from gistkit.compiled.edit import early
+from gistkit.compiled.forms import packing
 from gistkit.compiled.memory import predicted_peak
 from gistkit.compiled.partitioner import Moves
 from gistkit.compiled.readers import reads_memory
@@ -93,6 +95,37 @@ def test_lossy_forms_round_activations_alone():
     assert "fewer than 4096 elements" in exact
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_of_one_products_queries_keys_and_values_all_are_rounded_or_none(monkeypatch, left):
+    model, x, y = case("block", rows=32)
+    exact, first = packing.stays_exact, (32, 4, 16, 8)
+    attention = "_scaled_dot_product"
+
+    def keys_stay(pair, node, rounding):
+        read = [user for user in pair.place(node).users if attention in str(user.target)]
+        keys = read and compat.operands(read[0])["key"] is pair.place(node)
+        return "a key" if left and keys else exact(pair, node, rounding)
+
+    monkeypatch.setattr(packing, "stays_exact", keys_stay)
+    plain = plain_step("block", 32)
+    ours, (graph,) = run(loss_of, model, [(x, y)], Settings(lossy="fp8s"))
+    rows = [row for row in graph.rows if row.shape == first and attention not in row.op]
+    if left:
+        assert {(row.form, row.reason) for row in rows} == {("dense", "several saved tensors are on this storage")}
+        return
+    size = 4 * math.prod(first)
+    assert [row.form for row in rows] == ["fp8s"] * 3 and all(row.kept_bytes == size // 4 * 129 // 128 for row in rows)
+    assert sorted(row.plain_bytes for row in rows) == [0, 0, 3 * size]
+    assert not any("rebuild" in row.reason for row in rows)
+    errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[0][1:], strict=True)]
+    assert 0 < max(errors) < 0.1
+
+    pair = moved(Settings(lossy="fp8s"), model, x, y)
+    decoded = pair.backward.graph.find_nodes(op="call_function", target=torch.ops.gistkit.materialised.default)
+    found = [value(node) for node in decoded if value(node).shape == first]
+    assert len(found) >= 3 and all(v.untyped_storage().nbytes() == size for v in found)  # without the gaps of the parts
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 def test_logits_stay_exact_and_short_rows_of_norms_are_bf16(narrow):
     """Under a budget, which asks for bytes before time, the rows are fp8s as well."""
@@ -148,7 +181,7 @@ def test_a_budget_takes_as_few_moves_as_it_needs(monkeypatch):
 
 @pytest.mark.parametrize(
     ("words", "share", "error"),
-    [({"fidelity": "reassociated"}, 0.7, 0.0), ({"lossy": "fp8s"}, 0.7, 0.06)],  # fp8: at most 2**-4 an element
+    [({"fidelity": "reassociated"}, 0.7, 0.0), ({"lossy": "fp8s"}, 0.6, 0.06)],  # fp8: at most 2**-4 an element
 )
 def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
     torch.manual_seed(0)

@@ -8,7 +8,8 @@ from torch import nn
 import gistkit
 from gistkit.compiled import records_of
 from gistkit.compiled.split import value
-from gistkit.compiled.workspace import Workspace, block_bytes
+from gistkit.compiled.workspace import Workspace
+from gistkit.planning.fused_kernels import block_bytes
 from tests.support.compiled_cases import Block, run_edited, step
 
 MIB = 2**20

@@ -4,9 +4,9 @@ IV-A). What stays exact: docs/compiled.md, "From the joint graph to two smaller 
 from __future__ import annotations
 
 import operator
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -64,15 +64,26 @@ def own_tensors(pair: Pair) -> list[fx.Node]:
 
 def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
     """A choice for each tensor of :func:`own_tensors`."""
-    tensors, last = own_tensors(pair), compat.prefers_channels_last(pair.forward)
-    count = Counter(map(storage_of, tensors))
-    return [_choice(pair, node, count[storage_of(node)], rounding, last) for node in tensors]
+    last, on_storage = compat.prefers_channels_last(pair.forward), defaultdict[int, list[Choice]](list)
+    found = [_choice(pair, node, rounding, last) for node in own_tensors(pair)]
+    for choice in found:
+        on_storage[storage_of(choice.node)].append(choice)
+    return [_together(choice, on_storage[storage_of(choice.node)]) for choice in found]
 
 
-def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | None, last: bool) -> Choice:
+def _together(choice: Choice, all_on_storage: list[Choice]) -> Choice:
+    """The choice for one of several tensors on a storage, as queries, keys and values: all are rounded or none, as what
+    is left would keep the storage."""
+    if len(all_on_storage) == 1:
+        return choice
+    size = sum(elements(other.node) * value(other.node).element_size() for other in all_on_storage)
+    if size <= storage_bytes(choice.node) and all(isinstance(other.form, Narrow | Cast) for other in all_on_storage):
+        return replace(choice, kernels=max(other.kernels for other in all_on_storage))
+    return Choice(choice.node, None, "several saved tensors are on this storage")
+
+
+def _choice(pair: Pair, node: fx.Node, rounding: Rounding | None, last: bool) -> Choice:
     x = value(node)
-    if on_storage > 1:
-        return Choice(node, None, "several saved tensors are on this storage")
     if x.is_floating_point() and elements(node) >= LEAST_ELEMENTS and only_signs_are_read(pair, node):
         form = bits.packed(x, last)
         if form is not None:
@@ -84,8 +95,7 @@ def _choice(pair: Pair, node: fx.Node, on_storage: int, rounding: Rounding | Non
     if x.dtype is torch.bool:
         form = bits.packed(x, last)
         return Choice(node, form, "a bool is one bit" if form else "no dimension is a known multiple of 8")
-    positions = bits.window_positions(node)
-    if positions is None:
+    if (positions := bits.window_positions(node)) is None:
         return Choice(node, None, VALUES)
     if positions > 16:
         return Choice(node, None, f"a max-pool's window of {positions} positions needs more than 4 bits")
