@@ -134,13 +134,12 @@ def budget_tables(rows: list[Row]) -> str:
 
 
 def conditions(rows: list[Row]) -> str:
-    """Where and with what the rows were measured; every machine and version that occurs."""
+    """Where and with what the rows were measured; every machine and version that occurs, up to three commits."""
     places = {r["gpu"] or f"CPU ({r['cpu']})" for r in rows}
     versions = {f"torch {r['torch']}, triton {r['triton']}" for r in rows}
     days, commits = {r["time_utc"][:10] for r in rows}, {r["commit"] for r in rows}
-    return ", ".join(" / ".join(sorted(group)) for group in (places, versions, days)) + (
-        f", commit {' / '.join(sorted(commits))}"
-    )
+    told = f"commit {' / '.join(sorted(commits))}" if len(commits) < 4 else "commits in the rows (bench/results)"
+    return ", ".join([" / ".join(sorted(group)) for group in (places, versions, days)] + [told])
 
 
 TABLES = {

@@ -45,8 +45,8 @@ _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch
 """Operators that read memory in another order than they write it."""
 
 ROUNDED_SHARE = 0.9
-"""Of what all kept tensors would take in the format: where less is kept, roundings that take kernels of their own are
-left out, unless a budget asks for more."""
+"""Of what all kept tensors, one of each storage, would take in the format: where less is kept, roundings that take
+kernels of their own are left out, unless a budget asks for more."""
 MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: up to 0.3 s for GPT-2
 
 
