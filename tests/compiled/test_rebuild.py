@@ -198,8 +198,12 @@ class Inverted(nn.Module):
         return x + self.norm3(self.project(self.gate(y)))
 
 
+def squared_relu(x):
+    return F.relu(x).square()
+
+
 class Gated(nn.Module):
-    """An RMS norm and a gated product, SwiGLU's and GEGLU's, with residuals."""
+    """An RMS norm and a gated product, SwiGLU's, GEGLU's and a squared ReLU's, with residuals."""
 
     def __init__(self):
         super().__init__()
@@ -208,7 +212,7 @@ class Gated(nn.Module):
 
     def forward(self, x):
         x = self.embed(x.permute(0, 2, 1, 3).flatten(2))
-        for act in (F.silu, F.gelu):
+        for act in (F.silu, F.gelu, squared_relu):
             a, b = self.up(self.norm(x)).chunk(2, -1)
             x = x + self.down(act(a) * b)
         return self.head(x.mean(1))
