@@ -109,9 +109,9 @@ def bounded(x: Any, most: float) -> Any:
 
 
 def scale_blocks(features: Any) -> dict[str, int] | None:
-    """The block sizes of a kernel that only finds the largest of each 128 elements, for a scaled form (docs/log.md): 16
-    elements a thread, 8 where it reads several tensors, or one row for all, as a bias, by which Triton lays out four
-    warps' elements (974 us; with eight 504)."""
+    """The block sizes of a kernel that only finds the largest of each 128 elements, for a scaled form: 16 elements a
+    thread, 8 where it reads several tensors. Eight warps where it reads one row for all rows, as a bias: four would get
+    that row's layout from Triton (VGG-16's largest then takes 974 us in place of 504; docs/log.md)."""
     if {any(SCALES in at.meta for at in node.node.get_origins()) for node in features.reduction_nodes()} != {True}:
         return None
     graph, ends = compat.part("V").graph, [node.read_writes for node in features.scheduler_nodes()]

@@ -116,7 +116,7 @@ class Moves:
             self._rebuild(cone)
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
-        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node), storage_of(c.node))):
+        for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
             if choice.kernels and self.kept() <= self._enough_bytes:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
             else:

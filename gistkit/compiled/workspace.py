@@ -1,5 +1,6 @@
 """What a step takes on a GPU beside its tensors' own bytes: what convolutions and attentions need while they run, by a
-run of each (cuDNN's workspace), and what PyTorch's allocator leaves unused: 15 MiB of a ResNet-50's 2.6 GiB."""
+run of each (cuDNN's workspace, what an attention sums its gradients in), and what PyTorch's allocator leaves unused: 15
+MiB of a ResNet-50's 2.6 GiB."""
 
 from __future__ import annotations
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 _SMALL = 6  # what joins kernels is more than a 64th of the largest tensor
 _READS = 8  # Inductor's realize_acc_reads_threshold: of more it makes two kernels, fused, whose second reads no operand
-
-
 _UNIT, _SEGMENT, _LARGE, _LEFT = 512, 2 * 2**20, 10 * 2**20, 2**20
 """Of PyTorch's CUDACachingAllocator: kMinBlockSize, kRoundLarge, kMinLargeAlloc, kSmallSize."""
 

@@ -63,12 +63,11 @@ def own_tensors(pair: Pair) -> list[fx.Node]:
 
 
 def choices(pair: Pair, rounding: Rounding | None = None) -> list[Choice]:
-    """A choice for each tensor of :func:`own_tensors`."""
+    """A choice for each tensor of :func:`own_tensors`, those of one storage next to each other."""
     last, on_storage = compat.prefers_channels_last(pair.forward), defaultdict[int, list[Choice]](list)
-    found = [_choice(pair, node, rounding, last) for node in own_tensors(pair)]
-    for choice in found:
-        on_storage[storage_of(choice.node)].append(choice)
-    return [_together(choice, on_storage[storage_of(choice.node)]) for choice in found]
+    for node in own_tensors(pair):
+        on_storage[storage_of(node)].append(_choice(pair, node, rounding, last))
+    return [_together(choice, group) for group in on_storage.values() for choice in group]
 
 
 def _together(choice: Choice, all_on_storage: list[Choice]) -> Choice:
