@@ -45,8 +45,8 @@ _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch
 """Operators that read memory in another order than they write it."""
 
 ROUNDED_SHARE = 0.9
-"""Of what all kept tensors, one of each storage, would take in the format: where less is kept, roundings that take
-kernels of their own are left out, unless a budget asks for more."""
+"""Of what a float of each kept storage would take in the format, for bf16 and fp16 (a byte takes twice the time) masks
+too: where less is kept, roundings that take kernels of their own are left out, unless a budget asks for more."""
 MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: up to 0.3 s for GPT-2
 
 
@@ -81,14 +81,15 @@ class Moves:
         self._plain = plain._plain if plain else {storage_of(node): node for node in reversed(self._saved)}
         self._made, self._payload, self._left = dict[str, Kept](), set[str](), dict[str, str]()
         self.plain_peak_bytes = plain.plain_peak_bytes if plain else self.predicted()
-        self._rounding, self._enough_bytes, bits = None, 0.0, 64
+        self._rounding, self._enough_bytes, bits = None, [0.0, 0.0], 64
         if settings.lossy is not None:
             follow = packing.of_parameters(pair, static)
             least = int(packing.LEAST_SHARE * sum(map(storage_bytes, self._plain.values())))
             self._rounding = packing.Rounding(settings.lossy, follow, least, settings.budget is not None)
             bits = VALUE_FORMS[settings.lossy][0].bits
-            size = sum(elements(n) * bits / 8 for n in self._plain.values())
-            self._enough_bytes = (settings.budget is None) * ROUNDED_SHARE * size
+            share, all_kept = (settings.budget is None) * ROUNDED_SHARE * bits / 8, self._plain.values()
+            floats = [node for node in all_kept if value(node).is_floating_point()]
+            self._enough_bytes = [share * sum(map(elements, nodes)) for nodes in (floats, all_kept)]
         self._last = not settings.exact and last
         if not settings.exact:  # another layout sums in another order
             pools.lay_out_stand_ins(pair)
@@ -117,7 +118,7 @@ class Moves:
         self.pair.drop_unread()
         found = packing.choices(self.pair, self._rounding)
         for choice in sorted(found, key=lambda c: (c.kernels, -storage_bytes(c.node))):
-            if choice.kernels and self.kept() <= self._enough_bytes:
+            if choice.kernels and self.kept() <= self._enough_bytes[is_low(choice.node)]:
                 self._left[choice.node.name] = "rounding it would take a kernel of its own"
             else:
                 self._encode(choice)

@@ -1,6 +1,5 @@
 """What a step takes on a GPU beside its tensors' own bytes: what convolutions and attentions need while they run, by a
-run of each (cuDNN's workspace, what an attention sums its gradients in), and what PyTorch's allocator leaves unused: 15
-MiB of a ResNet-50's 2.6 GiB."""
+run of each (cuDNN's workspace, attentions' sums), and what the allocator leaves unused: 15 MiB of 2.6 GiB."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from gistkit.compiled.rebuilds.rounding import behind_views
 from gistkit.planning.flow import CHEAP, FREE, MADE, UNKEPT, Flow, Limits, Value
 from gistkit.planning.rebuilds import choose
 from tests.compiled.test_partitioner import amp_loss, run
-from tests.support.compiled_cases import assert_same, loss_of
+from tests.support.compiled_cases import assert_same, case, loss_of
 
 with warnings.catch_warnings():  # PyTorch's own, of torch.jit
     warnings.simplefilter("ignore")
@@ -134,6 +134,17 @@ def test_what_takes_a_kernel_of_its_own_is_rounded_last(monkeypatch):
     left = [row for row in found[10.0].rows if row.reason == "rounding it would take a kernel of its own"]
     assert left and all(row.form == "dense" for row in left)
     assert any(row.form == "fp8s" for row in found[10.0].rows)  # what is read and decoded within other kernels
+
+
+def test_masks_beside_floats_leave_out_roundings_of_bf16_alone():
+    model, x, y = case("vgg", rows=128)
+    left = []
+    for loss in (loss_of, amp_loss):
+        _, (graph,) = run(loss, model, [(x, y)], Settings(lossy="fp8s"))
+        left.append([row for row in graph.rows if row.reason == "rounding it would take a kernel of its own"])
+        if loss is loss_of:
+            assert graph.kept_bytes * 4 < graph.plain_bytes
+    assert [bool(rows) for rows in left] == [False, True]
 
 
 def chain(step_s):

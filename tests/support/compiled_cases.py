@@ -138,16 +138,19 @@ def assert_same(some, others):
     assert [i for i, (a, b) in enumerate(zip(some, others, strict=True)) if not torch.equal(a, b)] == []
 
 
+def _runnable(graph, *_, **__):
+    """A graph that runs as it is; what is decoded in another layout is reshaped, as by Inductor."""
+    torch._inductor.compile_fx.view_to_reshape(graph)
+    graph.recompile()
+    return make_boxed_func(graph)
+
+
 def backend_over(partition=None):
     """A backend that runs a partitioner's graphs (PyTorch's by default) as they are, decomposed by Inductor."""
-
-    def compiler(graph, _):
-        return make_boxed_func(graph)
-
     return aot_autograd(
-        fw_compiler=compiler,
-        bw_compiler=compiler,
-        inference_compiler=compiler,
+        fw_compiler=_runnable,
+        bw_compiler=_runnable,
+        inference_compiler=_runnable,
         partition_fn=partition or min_cut_rematerialization_partition,
         decompositions=select_decomp_table(),
         keep_inference_input_mutations=True,  # as Inductor has it
@@ -157,13 +160,9 @@ def backend_over(partition=None):
 @contextmanager
 def graphs_run_as_they_are():
     """Inductor without its code: decompositions, passes and partitioner, whose graphs run as they are."""
-
-    def inner(graph, _, **__):
-        return make_boxed_func(graph)
-
     inductor = torch._inductor.compile_fx
     with (
-        patch.object(inductor, "compile_fx", partial(inductor.compile_fx, inner_compile=inner)),
+        patch.object(inductor, "compile_fx", partial(inductor.compile_fx, inner_compile=_runnable)),
         torch._functorch.config.patch(enable_autograd_cache=False),
     ):
         yield
