@@ -45,8 +45,8 @@ _GATHERED = (torch.ops.aten.cat.default, torch.ops.aten.embedding.default, torch
 """Operators that read memory in another order than they write it."""
 
 ROUNDED_SHARE = 0.9
-"""Of what a float of each kept storage would take in the format, for bf16 and fp16 (a byte takes twice the time) masks
-too: where less is kept, roundings that take kernels of their own are left out, unless a budget asks for more."""
+"""With less kept than this share of what all kept floats would take in the format, roundings that take kernels of their
+own are left out, unless a budget asks for more. For bf16 and fp16, whose bytes take twice the time, masks count too."""
 MIB, LOOKS = 2**20, 32  # at most so often is the peak predicted while moves are made: up to 0.3 s for GPT-2
 
 

@@ -99,13 +99,13 @@ def stand_in(pair: Pair, node: fx.Node, like: torch.Tensor) -> bool:
 
 def rewritten(joint: fx.GraphModule) -> int:
     """Put stand-ins in place of operands of which only the shape is read; returns how many."""
-    graph, read = joint.graph, lambda node: node.args[1]
-    found = [node for node in graph.nodes if node.op == "call_function" and node.target in _SHAPE_ONLY]
-    found = [node for node in found if is_tensor(read(node)) and read(node).target is not aten.expand.default]
-    for node in found:
-        build, x = Builder(graph, node, backward=True), read(node)
+    graph = joint.graph
+    read = [(n, n.args[1]) for n in graph.nodes if n.op == "call_function" and n.target in _SHAPE_ONLY]
+    read = [(node, x) for node, x in read if is_tensor(x) and x.target is not aten.expand.default]
+    for node, x in read:
+        build = Builder(graph, node, backward=True)
         one = build(aten.full.default, [], 0, dtype=value(x).dtype, device=value(x).device)
         node.update_arg(1, build(aten.expand.default, one, build.sizes(x)))
     graph.eliminate_dead_code()
     graph.lint()
-    return len(found)
+    return len(read)

@@ -118,7 +118,7 @@ def test_of_one_products_queries_keys_and_values_all_are_rounded_or_none(monkeyp
     assert sorted(row.plain_bytes for row in rows) == [0, 0, 3 * size]
     assert not any("rebuild" in row.reason for row in rows)
     errors = [((a - b).norm() / a.norm()).item() for a, b in zip(plain[1:], ours[0][1:], strict=True)]
-    assert 0 < max(errors) < 0.1
+    assert 0 < max(errors) < 0.06  # an element's is at most 2**-4
 
     pair = moved(Settings(lossy="fp8s"), model, x, y)
     decoded = pair.backward.graph.find_nodes(op="call_function", target=torch.ops.gistkit.materialised.default)
@@ -195,6 +195,10 @@ def test_segments_run_again_where_no_move_meets_the_budget(words, share, error):
     for a, b in zip(plain[0], ours[0], strict=True):
         assert (a - b).norm() <= error * b.norm()
     if "lossy" in words:  # what a segment begins with stays as it is: rounded, all of the segment would be off
+        _, (wider,) = run(
+            amp_loss, model, [(x, y)], Settings(budget="70%", **words)
+        )  # queries, keys, values are rounded
+        assert "recompute" not in {row.form for row in wider.rows}
         assert "backward runs a segment again from it" in {row.reason for row in graph.rows if row.form == "dense"}
     else:
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match='or fidelity="reassociated"'):

@@ -33,8 +33,7 @@ POOLS = [  # kernel, stride, padding, whether sizes are rounded up, image
 def test_a_gradient_from_offsets_has_the_bits_of_inductors_own():
     torch.manual_seed(0)
     cases, last = [], {"memory_format": torch.channels_last}
-    dtypes = itertools.cycle((torch.float32, torch.bfloat16))  # the first two pools in both
-    for (*words, image), dtype in zip((*POOLS, POOLS[1], POOLS[0]), dtypes, strict=False):
+    for (*words, image), dtype in itertools.product(POOLS, (torch.float32, torch.bfloat16)):
         x = torch.randint(-3, 3, (2, 8, *image)).to(dtype)  # with equal elements in a window
         result, offsets = torch.ops.prims._low_memory_max_pool_with_offsets(x, *words[:3], (1, 1), words[3])
         gradient = torch.where(torch.rand(result.shape) < 0.3, -0.0, torch.randn(result.shape)).to(dtype)
