@@ -7,6 +7,7 @@ kept as it is, under a budget a PlanError."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gistkit.capture import op_name
+from gistkit.capture import op_name, tensors_in
 from gistkit.errors import GistError, PlanMismatchError
 from gistkit.ir import Decision
 from gistkit.nn.autocast import LOWERED
@@ -57,19 +58,34 @@ class Tape:
         op = _name(func)
         if op in OBSERVERS:
             return
-        plan, at = self._plan, self._at
-        number = plan.order[at] if at < self._most else -1
-        self._at = at + 1
-        if number not in plan.watched:
-            self._in_step = self._in_step and number >= 0 and plan.graph.calls[number].op == op
+        number, calls = self._number(op, args, kwargs), self._plan.graph.calls
+        if number not in self.watched:
+            if number >= 0:
+                self._in_step = self._in_step and calls[number].op == op
             self._now = now = self._unwritten
             now.number, now.over, now.saves, now.autocast = number, False, 0, None
             return
         self._now = now = OpenCall(number, op)
-        expected = plan.graph.calls[number].op
+        expected = calls[number].op
         if op != expected:
             raise PlanMismatchError(f"call {number} to be {expected}", op, AGAIN)
         self._writer.begin(now, func, args, kwargs)
+
+    def _number(self, op: str, args: tuple, kwargs: dict) -> int:
+        """The number of the call that begins; -1 for one that the plan does not have. Of what needs no gradient a model
+        may make other calls than on the plan's fake tensors: those of transformers look for padding."""
+        order, calls, at = self._plan.order, self._plan.graph.calls, self._at
+        if at >= self._most:
+            self._in_step = False
+            return -1
+        if calls[order[at]].op != op:
+            if not any(t.requires_grad for t in tensors_in((args, kwargs))):
+                return -1
+            left_out = itertools.takewhile(lambda n: calls[n].op != op and n in self._plan.idle, order[at:])
+            ahead = at + sum(1 for _ in left_out)
+            at = ahead if ahead < self._most and calls[order[ahead]].op == op else at
+        self._at = at + 1
+        return order[at]
 
     def is_next(self, number: int, counts: bool) -> bool:
         """Whether the call of that number comes next, behind a batch norm's counter where it ``counts``."""

@@ -16,7 +16,10 @@ from gistkit.runtime.recompute.replay import Segment
 from gistkit.runtime.recompute.steps import Recordings
 from gistkit.runtime.signature import autocast_now
 
-AGAIN = "plan this model again"
+AGAIN = (
+    "plan this model again, or call it as planned: some go by their inputs' values, as those of transformers leave out "
+    "an attention mask that hides nothing"
+)
 _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"))
 """Covered ops that draw no random numbers."""
 

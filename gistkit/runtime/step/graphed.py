@@ -201,7 +201,7 @@ class GraphedStep(Replayed):
             loss = step(images, labels)
             optimizer.step()
 
-    ``model``: compressed with or without a plan, or plain. ``step(inputs, targets)`` takes and returns what
+    ``model``: compressed with or without a plan, or plain. ``step(inputs, *targets)`` takes and returns what
     ``gistkit.step`` does, adds to ``.grad`` as it does, and gives its bits; the other arguments are its own, too. On a
     GPU the first ``warm_up`` calls are ``gistkit.step`` itself, the next one captures. On a CPU all calls are
     ``gistkit.step``.
@@ -226,7 +226,7 @@ class GraphedStep(Replayed):
     def __init__(
         self,
         model: torch.nn.Module,
-        loss_fn: Callable[[Any, Any], torch.Tensor],
+        loss_fn: Callable[..., torch.Tensor],
         *,
         sub_batches: int | None = None,
         reduction: str | None = None,
@@ -243,15 +243,15 @@ class GraphedStep(Replayed):
                 f"steps, got {warm_up!r}; leave it out"
             )
 
-        def work(inputs: Any, targets: Any) -> torch.Tensor:
+        def work(inputs: Any, *targets: Any) -> torch.Tensor:
             words = {"sub_batches": sub_batches, "reduction": reduction, "per_sub_batch_norm": per_sub_batch_norm}
-            return step(model, loss_fn, inputs, targets, verify=verify and not self.bare, **words)
+            return step(model, loss_fn, inputs, *targets, verify=verify and not self.bare, **words)
 
         super().__init__(model, work, warm_up)
 
-    def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
         """Forward and backward; the batch's loss, detached."""
-        return super().__call__(inputs, targets)
+        return super().__call__(inputs, *targets)
 
 
 def device_of(leaves: list[Any]) -> torch.device | None:

@@ -35,22 +35,22 @@ _checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictiona
 that goes with the model, but not in its pickles and copies, which would need gistkit to load."""
 
 
-@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
+@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True", targets="the argument behind inputs")
 def step(
     model: torch.nn.Module,
-    loss_fn: Callable[[Any, Any], torch.Tensor],
+    loss_fn: Callable[..., torch.Tensor],
     inputs: Any,
-    targets: Any,
-    *,
+    *targets: Any,
     sub_batches: int | None = None,
     reduction: str | None = None,
     per_sub_batch_norm: bool = False,
     verify: bool = True,
 ) -> torch.Tensor:
-    """Forward and backward of ``loss_fn(model(inputs), targets)``, in sub-batches where the plan has them.
+    """Forward and backward of ``loss_fn(model(inputs), *targets)``, in sub-batches where the plan has them.
 
     Gradients add to ``.grad``, as in PyTorch. Returns the loss of the whole batch, detached. With one sub-batch every
-    bit is that of the plain loop.
+    bit is that of the plain loop. A model that gives its own loss, as those of transformers, needs no targets
+    (``gistkit.step(model, lambda out: out.loss, batch)``), and is not cut.
 
     ``inputs``: a tensor, a tuple of positional arguments or a dict of named ones, nested at will; the first dimension
     of its tensors and of ``targets`` is the batch. ``sub_batches``: by default those of the compressed model's plan,
@@ -85,26 +85,28 @@ def step(
     whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
+    given: Any = targets[0] if len(targets) == 1 else targets
+    called = loss_fn if len(targets) == 1 else lambda out, several: loss_fn(out, *several)
     if parts == 1:
-        return _part(model, loss_fn, whole, targets)
+        return _part(model, called, whole, given)
     check_rows(whole, batch, "inputs")
-    check_rows(targets, batch, "targets")
-    _demand_room(model, batch, row_bytes((whole, targets)))
+    check_rows(given, batch, "targets")
+    _demand_room(model, batch, row_bytes((whole, given)))
     if not per_sub_batch_norm:
         _refuse_batch_norm(model, parts)
     bounds = tuple(i * batch // parts for i in range(parts + 1))
-    known = known_share(loss_fn, targets, bounds, reduction)
-    own = ComparedLoss(loss_fn, reduction or "mean", bounds, verify)
+    known = known_share(called, given, bounds, reduction)
+    own = ComparedLoss(called, reduction or "mean", bounds, verify)
     if verify:
-        _check_model(model, whole, targets, bounds, per_sub_batch_norm)
+        _check_model(model, whole, given, bounds, per_sub_batch_norm)
     share = known or own.share
     total: Any = None
     for start, stop in itertools.pairwise(bounds):
         of_part = lambda out, t, fraction=(stop - start) / batch: share(out, t, fraction)  # noqa: E731
-        loss = _part(model, of_part, rows(whole, start, stop), rows(targets, start, stop))
+        loss = _part(model, of_part, rows(whole, start, stop), rows(given, start, stop))
         total = loss if total is None else total + loss
     if verify and known is None:
-        own.compare(targets, partial(_room_bytes, model, (whole, targets)))
+        own.compare(given, partial(_room_bytes, model, (whole, given)))
     return total
 
 

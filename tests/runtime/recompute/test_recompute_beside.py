@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.parametrizations import weight_norm
 
 import gistkit
@@ -93,3 +94,40 @@ def test_casts_of_weights_that_are_made_in_the_step_come_back(words, batch):
     assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
     again = [r for r in gistkit.report(twin).stats.rows if r.codec == "recompute"]
     assert len(again) == sum(d.codec == "recompute" for d in plan.decisions) > 2
+
+
+class Looks(nn.Module):
+    """As transformers: it looks for padding in its tokens, which it cannot on fake tensors, and makes positions that it
+    leaves out, with ``skips``, where it can."""
+
+    def __init__(self, skips):
+        super().__init__()
+        self.skips, self.tokens, self.places = skips, nn.Embedding(50, 16), nn.Embedding(8, 16)
+        self.blocks, self.head = nn.Sequential(*(Feed() for _ in range(3))), nn.Linear(16, 10)
+
+    def forward(self, ids):
+        fake = isinstance(ids, FakeTensor)
+        if not fake and not self.skips:
+            assert (0 in ids[:, [-1, 0]]) is False
+        if fake or not self.skips:
+            torch.arange(8).add(1).ge(2)
+        return self.head(self.blocks(self.tokens(ids) + self.places.weight).mean(1))
+
+
+class Feed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.a, self.b = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x):
+        return x + self.b(F.gelu(self.a(self.norm(x))))
+
+
+@pytest.mark.parametrize("skips", (False, True))
+def test_a_model_that_looks_at_its_inputs_makes_other_calls_than_on_fake_tensors(skips):
+    torch.manual_seed(0)
+    model = Looks(skips)
+    data = [(torch.randint(1, 50, (32, 8)), torch.randint(10, (32,))) for _ in range(3)]
+    plan = gistkit.plan(model, *data[0], loss_fn=F.cross_entropy, budget="75%")
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    assert_same(model, gistkit.compress(copy.deepcopy(model), plan), data)

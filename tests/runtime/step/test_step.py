@@ -1,6 +1,7 @@
 """step: sub-batches add up to the whole batch; cutting, weighting."""
 
 from collections import UserDict, namedtuple
+from functools import partial
 
 import pytest
 import torch
@@ -50,6 +51,47 @@ def test_one_sub_batch_is_the_plain_loop_bit_for_bit(compress):
     loss, got = stepped(gistkit.compress(model) if compress else model, F.cross_entropy, x, t)
     assert torch.equal(loss, want_loss) and not loss.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+class OwnLoss(nn.Module):
+    """As those of transformers: a batch of named tensors, the loss among the results."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x, labels):
+        out = self.net(x)
+        return {"loss": F.cross_entropy(out, labels), "logits": out}
+
+
+def test_a_model_that_gives_its_own_loss_needs_no_targets():
+    torch.manual_seed(0)
+    model, (x, t) = OwnLoss(), batch()
+    given = {"x": x, "labels": t}
+    loss_fn = lambda out: out["loss"]  # noqa: E731
+    want_loss, want = plain(model, lambda out, _: out["loss"], given, None)
+    gistkit.compress(model, gistkit.plan(model, given, loss_fn=loss_fn, budget="100%"))
+    for step in (partial(gistkit.step, model, loss_fn), gistkit.GraphedStep(model, loss_fn)):
+        model.zero_grad()
+        assert torch.equal(step(given), want_loss) and all(map(torch.equal, gradients(model), want))
+    with pytest.raises(ValueError, match="rows of a batch must not depend on each other"):
+        gistkit.step(model, loss_fn, given, sub_batches=2)
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_loss_of_several_targets(parts):
+    model, x = integers(net()), torch.randint(-2, 3, (7, 3, 8, 8)).float()
+    t, scale = torch.randint(-2, 3, (7, 4)).float(), torch.randint(1, 3, (7, 4)).float()
+    want_loss, want = plain(model, lambda out, t: (out * t * scale).sum(), x, t)
+    several = lambda out, t, scale: (out * t * scale).sum()  # noqa: E731
+    loss, got = stepped(model, several, x, t, scale, sub_batches=parts, reduction="sum")
+    assert torch.equal(loss, want_loss) and all(map(torch.equal, got, want))
+
+
+def test_targets_are_given_without_a_name():
+    with pytest.raises(TypeError, match="targets= is called the argument behind inputs now"):
+        gistkit.step(net(), F.cross_entropy, batch()[0], targets=batch()[1])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 100])
