@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -16,6 +17,7 @@ _WIDENED = frozenset(
     "upsample upsample_bilinear upsample_nearest".split()
 )
 """Operators of which CUDA's autocast gives fp32 and the CPU's what they get."""
+_NARROW = (torch.float16, torch.bfloat16)
 _GIVING_FP32 = frozenset("cumprod cumsum log_softmax softmax softmin sum".split())
 """Those whose result is fp32, by their ``dtype``."""
 
@@ -23,7 +25,9 @@ _GIVING_FP32 = frozenset("cumprod cumsum log_softmax softmax softmin sum".split(
 class MirroredDevice(TorchFunctionMode):
     """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
     and in those that the model enters, for CUDA by its own list of operators. Afterwards CPU autocast is as before.
-    A group norm saves and gives contiguous tensors, as CUDA's does, where the CPU's knows channels_last."""
+    A model's own contexts for the device of its tensors, as ``torch.autocast(x.device.type, enabled=False)``, are the
+    CPU's and hold. A group norm saves and gives contiguous tensors, as CUDA's does, where the CPU's knows channels_last;
+    an attention that CUDA has no fused kernel for keeps its probabilities."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
@@ -31,7 +35,8 @@ class MirroredDevice(TorchFunctionMode):
 
     def __enter__(self) -> MirroredDevice:
         self._before = _autocast("cpu")
-        _set_on_cpu(*_autocast(self._device_type))
+        self._set = _autocast(self._device_type)
+        _set_on_cpu(*self._set)
         return super().__enter__()
 
     def __exit__(self, *exception: Any) -> None:
@@ -39,7 +44,9 @@ class MirroredDevice(TorchFunctionMode):
         _set_on_cpu(*self._before)
 
     def __torch_function__(self, func: Callable, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _set_on_cpu(*_autocast(self._device_type))
+        if _autocast("cpu") == self._set:  # the model has entered no context of its own
+            self._set = _autocast(self._device_type)
+            _set_on_cpu(*self._set)
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if self._device_type != "cuda":
             return func(*args, **kwargs)
@@ -54,7 +61,18 @@ class MirroredDevice(TorchFunctionMode):
         if name == "group_norm":
             x, *others = args or [kwargs.pop("input")]
             return func(x.contiguous(), *others, **kwargs)
+        if name == "scaled_dot_product_attention" and not _has_fused_kernel(*args, **kwargs):
+            with sdpa_kernel(SDPBackend.MATH):
+                return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, *_: Any, enable_gqa: bool = False, **__: Any) -> bool:
+    """Those of fp32 take as many heads of keys as of queries, and rows of 16 bytes (PyTorch's ``sdp_utils.cpp``)."""
+    if torch.is_autocast_enabled("cpu") or query.dtype in _NARROW:
+        return True
+    whole = query.shape[-1] % 4 == 0 and not (enable_gqa and query.shape[-3] != key.shape[-3])
+    return query.dtype is torch.float32 and whole
 
 
 def _is_mean(*args: Any, mode: str = "nearest", **_: Any) -> bool:

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gistkit
+from gistkit.capture.mirrored import MirroredDevice
 from tests.support.graphs import Apply
 
 
@@ -71,3 +72,31 @@ def test_cudas_autocast_resizes_in_fp32_but_not_by_means(cuda_autocast):
     resized = [call.results[0] for call in graph.calls if call.op == "interpolate"]
     found = [graph.storages[graph.values[v].storage].nbytes for v in resized]
     assert found == [4 * 2 * 8 * 8 * 8, 2 * 2 * 8 * 2 * 2]
+
+
+def test_a_models_own_context_for_its_tensors_device_holds(cuda_autocast):
+    """As transformers' rotary places are computed, in fp32."""
+
+    def forward(m, x):
+        with torch.autocast(x.device.type, enabled=False):
+            wide = m[0](x)
+        return wide, m[0](wide)
+
+    graph = gistkit.capture(
+        Apply(forward, nn.Linear(8, 8)).to("meta"), (torch.empty(4, 8, device="meta"),), backward=True
+    )
+    made = [graph.values[c.results[0]].dtype for c in graph.calls if c.op == "linear"]
+    assert made == ["float32", "bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "heads", "width", "fused"),
+    [("float32", 4, 8, True), ("float32", 2, 8, False), ("float32", 4, 6, False), ("bfloat16", 2, 8, True)],
+)
+def test_an_attention_without_a_fused_kernel_keeps_its_probabilities(dtype, heads, width, fused):
+    made = {"dtype": getattr(torch, dtype), "requires_grad": True}
+    query, key = torch.randn(2, 4, 16, width, **made), torch.randn(2, heads, 16, width, **made)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), id), MirroredDevice("cuda"):
+        nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=heads < 4)
+    assert ((2, 4, 16, 16) in saved) is not fused

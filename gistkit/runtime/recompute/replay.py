@@ -104,6 +104,10 @@ class Segment:
         return self._reruns[key]
 
 
+BY_GRADIENTS = frozenset(("scaled_dot_product_attention",))
+"""Calls of which PyTorch chooses the kernel by what needs a gradient, as an attention's mask."""
+
+
 class _Replay:
     """One run: ``_there`` maps storages that the segment makes, and holds, to tensors over them."""
 
@@ -161,7 +165,8 @@ class _Replay:
 
     def _run(self, step: Step, leaves: list[Any]) -> None:
         call, there = step.call, self._there
-        result, packed = _with_packs(step, leaves) if call.packs else (_call(call, leaves), {})
+        as_then = call.packs or call.name in BY_GRADIENTS
+        result, packed = _with_packs(step, leaves) if as_then else (_call(call, leaves), {})
         made = (result,) if type(result) is torch.Tensor else tuple(tensors_in(result))
         for leaf, storage, where in call.makes:
             if leaf >= len(made) or geometry(made[leaf]) != where:

@@ -16,7 +16,7 @@ from gistkit.planning.forms.allowed import kept_by_ops, own_decisions
 from gistkit.planning.forms.predicted import make_plan
 from gistkit.runtime.live import LiveBytes
 from tests.support.peaks import steady_peak_bytes
-from tests.support.recompute_cases import Chain, captured, measured
+from tests.support.recompute_cases import Chain, block, by_hand, captured, measured
 from tests.support.training import assert_same, batches
 
 
@@ -131,3 +131,27 @@ def test_a_model_that_looks_at_its_inputs_makes_other_calls_than_on_fake_tensors
     plan = gistkit.plan(model, *data[0], loss_fn=F.cross_entropy, budget="75%")
     assert any(d.codec == "recompute" for d in plan.decisions)
     assert_same(model, gistkit.compress(copy.deepcopy(model), plan), data)
+
+
+class Biased(nn.Module):
+    """An attention over pixels with a trained bias, for which PyTorch takes another kernel where it needs no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(64, 64))
+
+    def forward(self, x):
+        rows = x.flatten(2).mT.unsqueeze(1).contiguous()
+        y = F.scaled_dot_product_attention(rows, rows, rows, attn_mask=self.bias * 2)
+        return y.squeeze(1).mT.reshape(x.shape) * 3
+
+
+def test_an_attention_runs_anew_by_the_kernel_of_forward():
+    torch.manual_seed(0)
+    model, data = Chain(block(3, 32), Biased(), block(32, 32), width=32), batches(3, 8, 8)
+    graph, costs = captured(model, *data[0])
+    source = next(graph.values[c.results[0]].storage for c in graph.calls if c.op == "relu")
+    tripled = [graph.values[c.results[0]].storage for c in graph.calls if c.op == "mul"][-1]
+    twin = gistkit.compress(copy.deepcopy(model), by_hand(graph, costs, [tripled], [source]))
+    assert_same(model, twin, data)
+    assert {r.storage: r.codec for r in gistkit.report(twin).stats.rows}[tripled] == "recompute"
