@@ -26,8 +26,8 @@ class MirroredDevice(TorchFunctionMode):
     """While it is active, CPU tensors are cast as tensors of ``device_type`` would be, in autocast contexts around it
     and in those that the model enters, for CUDA by its own list of operators. Afterwards CPU autocast is as before.
     A model's own contexts for the device of its tensors, as ``torch.autocast(x.device.type, enabled=False)``, are the
-    CPU's and hold. A group norm saves and gives contiguous tensors, as CUDA's does, where the CPU's knows channels_last;
-    an attention that CUDA has no fused kernel for keeps its probabilities."""
+    CPU's and hold. A group norm saves and gives contiguous tensors, as CUDA's does, where the CPU's knows
+    channels_last; an attention that CUDA has no fused kernel for keeps its probabilities."""
 
     def __init__(self, device_type: str) -> None:
         super().__init__()

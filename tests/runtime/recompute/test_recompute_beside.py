@@ -134,7 +134,7 @@ def test_a_model_that_looks_at_its_inputs_makes_other_calls_than_on_fake_tensors
 
 
 class Biased(nn.Module):
-    """An attention over pixels with a trained bias, for which PyTorch takes another kernel where it needs no gradient."""
+    """An attention over pixels with a trained bias: PyTorch takes another kernel where it needs no gradient."""
 
     def __init__(self):
         super().__init__()
