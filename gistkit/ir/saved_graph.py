@@ -166,6 +166,19 @@ class SavedGraph:
         """Calls that wrote to the storage, in order: its producer, then in-place calls."""
         return tuple(self._writers.get(storage, ()))
 
+    def made_of(self, kind: str) -> frozenset[int]:
+        """Storages of a kind and all that calls make of them."""
+        found = {s.id for s in self.storages if s.kind == kind}
+        for call in self.calls:
+            if not found.isdisjoint(call.reads):
+                found.update(call.writes)
+        return frozenset(found)
+
+    @cached_property
+    def trained(self) -> frozenset[int]:
+        """Storages that come of parameters, unlike masks and positions."""
+        return self.made_of("parameter")
+
     def kept(self) -> tuple[SavedStorage, ...]:
         """Storages that plain PyTorch keeps for backward, parameters and buffers left out."""
         return tuple(s for s in self.storages if s.id in self._savers and s.kind in ("input", "activation"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
 
 from gistkit.errors import PlanError
 from gistkit.ir import FORMS, RERUN, Call, Decision, SavedGraph, by_key, rerun_of
@@ -39,17 +38,6 @@ class RecomputePlan:
     of_call: Mapping[int, tuple[SegmentPlan, ...]]
     of_storage: Mapping[int, SegmentPlan]
     watched: frozenset[int]
-
-    @cached_property
-    def idle(self) -> frozenset[int]:
-        """Calls that no segment needs and that read nothing made of a parameter: of positions, of masks."""
-        trained, idle = {s.id for s in self.graph.storages if s.kind == "parameter"}, set[int]()
-        for call in self.graph.calls:
-            if not trained.isdisjoint(call.reads):
-                trained.update(call.writes)
-            elif call.index not in self.watched:
-                idle.add(call.index)
-        return frozenset(idle)
 
 
 def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> RecomputePlan | None:

@@ -63,16 +63,18 @@ def small_storages(graph: SavedGraph) -> set[int]:
 
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
     """The places where one block alone is read across, in order; the last of those with the same block. The step's
-    inputs and targets are there whatever is cut."""
+    inputs and targets are there whatever is cut; what does not come of both them and parameters, as a mask or a bias by
+    position, is there or made anew."""
     forward = [t for t in graph.tasks if t.phase == FORWARD]
-    maps = {b.id for b in graph.blocks if b.kind in ("activation", "input")}
+    made = graph.trained & graph.made_of("input")
+    maps = {b.id for b in graph.blocks if b.kind in ("activation", "input") and (b.storage < 0 or b.storage in made)}
     last_read = {b: t.index for t in forward for b in t.reads}
     before, across = set(), set()
     found: dict[int, Cut] = {}
     for task in forward[:-1]:
-        made = maps.intersection(task.writes) - before
+        new = maps.intersection(task.writes) - before
         before.update(task.reads, task.writes)
-        across.update(b for b in made if last_read.get(b, -1) > task.index)
+        across.update(b for b in new if last_read.get(b, -1) > task.index)
         across -= {b for b in task.reads if last_read[b] == task.index}
         if len(across) == 1:
             (block,) = across

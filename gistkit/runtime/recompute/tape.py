@@ -7,7 +7,6 @@ kept as it is, under a budget a PlanError."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import lru_cache
@@ -52,7 +51,8 @@ class Tape:
         self._in_step, self._settings = True, ()
         self._now = OpenCall(-1, "")
         self._unwritten = OpenCall(-1, "")
-        self._writer = Writer(plan, recordings, self._segments, other)
+        self._left_out = set[int]()
+        self._writer = Writer(plan, recordings, self._segments, other, self._left_out)
 
     def begin(self, func: Callable, args: tuple, kwargs: dict) -> None:
         op = _name(func)
@@ -73,19 +73,45 @@ class Tape:
 
     def _number(self, op: str, args: tuple, kwargs: dict) -> int:
         """The number of the call that begins; -1 for one that the plan does not have. Of what needs no gradient a model
-        may make other calls than on the plan's fake tensors: those of transformers look for padding."""
-        order, calls, at = self._plan.order, self._plan.graph.calls, self._at
+        may make other calls than on the plan's fake tensors, or leave some out: those of transformers look for padding,
+        and make no mask where it would hide nothing."""
+        at, order = self._at, self._plan.order
         if at >= self._most:
             self._in_step = False
             return -1
-        if calls[order[at]].op != op:
-            if not any(t.requires_grad for t in tensors_in((args, kwargs))):
-                return -1
-            left_out = itertools.takewhile(lambda n: calls[n].op != op and n in self._plan.idle, order[at:])
-            ahead = at + sum(1 for _ in left_out)
-            at = ahead if ahead < self._most and calls[order[ahead]].op == op else at
+        number = order[at]
+        if self._plan.graph.calls[number].op != op or self._is_idle(number):
+            tensors = list(tensors_in((args, kwargs)))
+            if not self._is(number, op, tensors):
+                return self._elsewhere(op, tensors)
         self._at = at + 1
-        return order[at]
+        return number
+
+    def _elsewhere(self, op: str, tensors: list[torch.Tensor]) -> int:
+        """The number of a call that is not the next one planned: another one behind calls that the forward has left
+        out, of idle ones also such as are watched; else -1 or, of what needs a gradient, the next one's."""
+        order, trained = self._plan.order, any(t.requires_grad for t in tensors)
+        for at in range(self._at, self._most):
+            if self._is(order[at], op, tensors):
+                left_out = filter(self._is_idle, order[self._at : at])
+                self._left_out.update(s for n in left_out for s in self._plan.graph.calls[n].writes)
+                self._at = at + 1
+                return order[at]
+            if not self._is_idle(order[at]) and (order[at] in self.watched or not trained):
+                break
+        self._at += trained
+        return order[self._at - 1] if trained else -1
+
+    def _is_idle(self, number: int) -> bool:
+        return self._plan.graph.trained.isdisjoint(self._plan.graph.calls[number].reads)
+
+    def _is(self, number: int, op: str, tensors: list[torch.Tensor]) -> bool:
+        """Whether such a call on such tensors may be the plan's; of idle ones many are of one op."""
+        values, call = self._plan.graph.values, self._plan.graph.calls[number]
+        if call.op != op or not self._is_idle(number):
+            return call.op == op
+        planned = [(values[v].dtype, len(values[v].shape)) for v in call.operands]
+        return sorted(planned) == sorted((str(t.dtype).removeprefix("torch."), t.dim()) for t in tensors)
 
     def is_next(self, number: int, counts: bool) -> bool:
         """Whether the call of that number comes next, behind a batch norm's counter where it ``counts``."""

@@ -55,10 +55,13 @@ class OpenCall:
 
 class Writer:
     """Writes down the calls of one forward, each of which is ``now`` while it runs. ``other`` hears of operands that
-    are not the tensors that their segments have made."""
+    are not the tensors that their segments have made; ``left_out``: storages whose calls this forward has left out."""
 
-    def __init__(self, plan: RecomputePlan, recordings: Recordings, segments: list[Segment], other: Other) -> None:
+    def __init__(
+        self, plan: RecomputePlan, recordings: Recordings, segments: list[Segment], other: Other, left_out: set[int]
+    ) -> None:
         self._plan, self._recordings, self._segments, self._other = plan, recordings, segments, other
+        self._left_out = left_out
         self._live: dict[int, int] = {}
 
     def begin(self, now: OpenCall, func: Callable, args: tuple, kwargs: dict) -> None:
@@ -154,11 +157,13 @@ class Writer:
         bound = bind(func, args, kwargs)
         tensors = operands(bound) if bound is not None else [*tensors_in(args), *tensors_in(kwargs)]
         tensors = [t for t in tensors if t.layout == torch.strided and not t.is_nested]
-        if len(tensors) != len(call.operands):
+        storages = [self._plan.graph.values[v].storage for v in call.operands]
+        storages = [s for s in storages if s not in self._left_out]
+        if len(tensors) != len(storages):
             raise PlanMismatchError(
-                f"call {call.index} ({call.op}) to read {len(call.operands)} tensors", f"{len(tensors)}", AGAIN
+                f"call {call.index} ({call.op}) to read {len(storages)} tensors", f"{len(tensors)}", AGAIN
             )
-        return [(t, self._plan.graph.values[v].storage) for t, v in zip(tensors, call.operands, strict=True)]
+        return list(zip(tensors, storages, strict=True))
 
     def _write(
         self, now: OpenCall, plan: SegmentPlan, func: Callable, leaves: list, spec: Any, known: Any, without: Any

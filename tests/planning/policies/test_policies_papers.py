@@ -4,9 +4,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+import gistkit
 from bench.papers.algorithms import paper_algorithms
 from bench.papers.allocators import dynamic_bytes, feature_maps, investigation_bytes, static_sharing, turn_of
 from bench.papers.baselines import average_bytes, network_wide, oracular_s
@@ -74,6 +77,32 @@ def test_checkpoints_grow_with_the_root_of_the_depth():
     assert peaks[128][0] > 10 * peaks[8][0]
     assert peaks[128][1] < 6 * peaks[8][1] and peaks[32][1] < 3 * peaks[8][1]
     assert checkpoint(graph, costs, segments=500).details["segments"] <= len(cuts(graph)) + 1
+
+
+class Biased(nn.Module):
+    """Layers that read a mask of the tokens and a bias by position, made once, as the blocks of transformers do."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.shared, self.tokens, self.places = shared, nn.Embedding(50, 64), nn.Embedding(8, 64)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
+
+    def forward(self, ids):
+        mask, bias, x = ids.ge(1)[..., None], torch.tanh(self.places(torch.arange(8))), self.tokens(ids)
+        for layer in self.layers:
+            x = torch.tanh(torch.tanh(layer(x)).where(mask, 0) + bias) if self.shared else torch.tanh(layer(x))
+        return x.sum()
+
+
+def test_masks_and_biases_by_position_cross_no_cut():
+    """What does not come of both inputs and parameters is there, or made anew, in each segment."""
+    found = []
+    for shared in (False, True):
+        graph = gistkit.capture(Biased(shared), (torch.ones(64, 8).long(),), backward=True)
+        costs = costs_of(graph)
+        found.append(checkpoint(graph, costs).peak_bytes / plain(graph, costs).peak_bytes)
+        assert len(cuts(graph)) >= 2 * 8
+    assert 0.5 < found[1] < found[0] < 0.7, found
 
 
 def test_gists_encodings_one_by_one():
