@@ -67,12 +67,22 @@ class MirroredDevice(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, *_: Any, enable_gqa: bool = False, **__: Any) -> bool:
-    """Those of fp32 take as many heads of keys as of queries, and rows of 16 bytes (PyTorch's ``sdp_utils.cpp``)."""
-    if torch.is_autocast_enabled("cpu") or query.dtype in _NARROW:
-        return True
-    whole = query.shape[-1] % 4 == 0 and not (enable_gqa and query.shape[-3] != key.shape[-3])
-    return query.dtype is torch.float32 and whole
+def _has_fused_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: Any,
+    attn_mask: Any = None,
+    *_: Any,
+    enable_gqa: bool = False,
+    **__: Any,
+) -> bool:
+    """As ``torch._fused_sdp_choice`` of torch 2.11 on an H200: rows of 16 bytes in fp32 and with a mask; with fewer
+    heads of keys than of queries narrow rows of at most 256 values, and no mask that needs a gradient."""
+    width, few = query.shape[-1], enable_gqa and query.shape[-3] != key.shape[-3]
+    if not (torch.is_autocast_enabled("cpu") or query.dtype in _NARROW):
+        return query.dtype is torch.float32 and width % 4 == 0 and not few
+    aligned = attn_mask is None or width % 8 == 0
+    return aligned and not (few and (width > 256 or (attn_mask is not None and attn_mask.requires_grad)))
 
 
 def _is_mean(*args: Any, mode: str = "nearest", **_: Any) -> bool:

@@ -1,13 +1,16 @@
 """Plans are captured with the CPU's operators: steps whose operators do otherwise on a GPU have plain's bits."""
 
 import copy
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend
 
 import gistkit
+from gistkit.capture.mirrored import _has_fused_kernel
 from tests.runtime.recompute.test_other_operators import attentions, norms, steps
 from tests.support.graphs import Apply
 
@@ -39,3 +42,19 @@ def test_reruns_of_what_a_gpu_makes_otherwise(made, narrow):
     reasons = {row.reason for row in gistkit.report(model).stats.rows}
     copied = any("as a copy that an operator makes for itself" in reason for reason in reasons)
     assert made is attentions or not copied, reasons  # the others' copies are in the plan
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_kernels_of_attentions_are_those_that_captures_take_for_cudas(dtype):
+    """Which attentions keep their probabilities, by heads, widths and masks; torch 2.11 on an H200."""
+    words = {"device": "cuda", "dtype": dtype, "requires_grad": True}
+    other = []
+    for heads, width, mask in itertools.product(
+        (4, 2), (64, 6, 20, 24, 72, 256, 320), ("none", "causal", "bool", "grad")
+    ):
+        query, key = torch.randn(2, 4, 64, width, **words), torch.randn(2, heads, 64, width, **words)
+        given = {"bool": torch.ones(64, 64, device="cuda") > 0, "grad": torch.zeros(64, 64, **words)}.get(mask)
+        kernel = torch._fused_sdp_choice(query, key, key, given, 0.0, mask == "causal", enable_gqa=heads < 4)
+        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(query, key, key, given, enable_gqa=heads < 4):
+            other.append((heads, width, mask, kernel))
+    assert not other

@@ -1,0 +1,160 @@
+"""Whether eager steps of many architectures keep their bits and their budgets on a GPU: the networks of
+:mod:`bench.architectures`, and BERT and Llama in larger sizes.
+
+    python -m bench.architecture_plans --out bench/results/NAME.jsonl [--only bert,swin] [--part 0/8] [--max-s 500]
+
+Each takes three steps of SGD in fp32 and three under bf16 autocast, plainly twice, by ``gistkit.compress`` and under
+plans with budgets (by the card's rates, ``measure=False``). By step:
+
+* ``unequal``: how many losses and gradients have other bits than plain's, ``names``: of some.
+* ``of_plain``, ``of_budget``, ``of_predicted``: the highest peak of the three steps, by the CUDA allocator, over
+  plain's, the budget and the plan's prediction. Planned bytes count 64 MiB of the device's libraries.
+* ``time``: the quickest step, waiting for the device, over plain's. Small networks are bound by the host.
+* ``refused``: the least bytes of a budget that cannot be met, in MiB by class; ``error``: any other.
+
+``repeats``: whether plain PyTorch repeats its own bits. Algorithms are deterministic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import gistkit
+from bench import architectures
+from bench.architectures import NAMED, NETWORKS, STEPS, Batch, Bits, WithLoss, unequal
+from bench.rows import environment, read, utc
+from gistkit.benchmark.measure import MIB
+
+STEPS_OF: dict[str, tuple[bool, str | None]] = {
+    "fp32": (False, None), "bf16": (True, None), "fp32 85%": (False, "85%"), "fp32 65%": (False, "65%"),
+    "fp32 40%": (False, "40%"), "bf16 80%": (True, "80%"), "bf16 50%": (True, "50%"),
+}  # fmt: skip
+"""Of a step: whether under autocast, and its budget."""
+LARGE: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
+    "bert_base": ("BertConfig", "BertForMaskedLM", {}, (32, 512)),
+    "llama_12": ("LlamaConfig", "LlamaForCausalLM",
+                 dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
+                      intermediate_size=2816, vocab_size=16384), (8, 1024)),
+}  # fmt: skip
+"""Configuration's and model's class, sizes, rows and tokens of the batch, half of whose rows are padded."""
+
+
+def large(name: str) -> tuple[nn.Module, Batch]:
+    """One of LARGE."""
+    import transformers
+
+    config, head, words, (rows, tokens) = LARGE[name]
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(**words)
+    ids = torch.randint(5, made.vocab_size - 1, (rows, tokens))
+    batch: Batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
+    batch["attention_mask"][: rows // 2, -9:] = 0
+    model = WithLoss(getattr(transformers, head)(made)).train().cuda()
+    return model, {key: x.cuda() for key, x in batch.items()}
+
+
+def steps(model: nn.Module, batch: Batch, autocast: bool) -> tuple[list[Bits], int, float]:
+    """Losses and gradients of three steps, their peak in bytes, and the quickest one's seconds."""
+    optimiser, found, peaks, times = torch.optim.SGD(model.parameters(), lr=1e-3), list[Bits](), [], []
+    for index in range(STEPS):
+        torch.manual_seed(index)
+        optimiser.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            loss = model(**batch)
+        loss.backward()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+        peaks.append(torch.cuda.max_memory_allocated())
+        grads = {n: p.grad.cpu() for n, p in model.named_parameters() if p.grad is not None}
+        found.append({"loss": loss.detach().cpu(), **grads})
+        del loss
+        optimiser.step()
+    return found, max(peaks), min(times)
+
+
+def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget: str | None, plain: Any) -> Any:
+    """A step's figures beside plain's."""
+    bits, plain_peak, plain_s = plain
+    model, plan = fresh(), None
+    if budget:
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            plan = gistkit.plan(model, batch, loss_fn=lambda loss: loss, budget=budget, measure=False)
+    found, peak, seconds = steps(gistkit.compress(model, plan), batch, autocast)
+    other = unequal(bits, found)
+    row = {"unequal": len(other), "names": other[:NAMED], "of_plain": round(peak / plain_peak, 3)}
+    if plan is not None and plan.budget_bytes is not None:
+        row |= {"of_budget": round(peak / plan.budget_bytes, 3), "of_predicted": round(peak / plan.peak_bytes, 3)}
+        row["budget_mib"] = round(plan.budget_bytes / MIB, 1)
+    return {**row, "time": round(seconds / plain_s, 2)}
+
+
+def row(name: str) -> dict[str, Any]:
+    """One network's row."""
+    model, batch = large(name) if name in LARGE else architectures.network(name)
+    model.cpu()
+
+    def fresh() -> nn.Module:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return copy.deepcopy(model).cuda()
+
+    plain = {autocast: steps(fresh(), batch, autocast) for autocast in (False, True)}
+    found: dict[str, Any] = {"kind": "architecture plans", "model": name, "tensors": sum(map(len, plain[False][0]))}
+    found["repeats"] = [not unequal(plain[a][0], steps(fresh(), batch, a)[0]) for a in (False, True)]
+    found["plain_mib"] = [round(plain[a][1] / MIB, 1) for a in (False, True)]
+    for label, (autocast, budget) in STEPS_OF.items():
+        try:
+            found[label] = planned(fresh, batch, autocast, budget, plain[autocast])
+        except gistkit.BudgetError as error:
+            found[label] = {"refused": {k: round(v / MIB, 1) for k, v in error.least_bytes.items()}}
+        except Exception as error:  # what should not be
+            found[label] = {"error": f"{type(error).__name__}: {error}"[:400]}
+    return found
+
+
+def rows(names: list[str], max_s: float) -> Iterator[dict[str, Any]]:
+    """The rows of networks, as long as there is time."""
+    began = time.perf_counter()
+    for name in names:
+        if time.perf_counter() - began > max_s:
+            print("no time is left for", name, "and those behind it", flush=True)
+            return
+        yield row(name)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Writes a row for each network."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default=",".join([*LARGE, *NETWORKS]))
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--max-s", type=float, default=float("inf"))
+    words = parser.parse_args(argv)
+    warnings.simplefilter("ignore")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    known = {found["model"] for found in read(words.out)} if words.out.exists() else set()
+    part, parts = map(int, words.part.split("/"))
+    for found in rows([name for name in words.only.split(",")[part::parts] if name not in known], words.max_s):
+        with words.out.open("a") as file:
+            file.write(json.dumps({**found, **environment("cuda"), "time_utc": utc()}) + "\n")
+        print(found, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
