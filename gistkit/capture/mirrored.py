@@ -61,28 +61,33 @@ class MirroredDevice(TorchFunctionMode):
         if name == "group_norm":
             x, *others = args or [kwargs.pop("input")]
             return func(x.contiguous(), *others, **kwargs)
-        if name == "scaled_dot_product_attention" and not _has_fused_kernel(*args, **kwargs):
-            with sdpa_kernel(SDPBackend.MATH):
-                return func(*args, **kwargs)
+        if name == "scaled_dot_product_attention":
+            return _attention(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
-def _has_fused_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: Any,
-    attn_mask: Any = None,
-    *_: Any,
-    enable_gqa: bool = False,
-    **__: Any,
-) -> bool:
+def _attention(
+    func: Callable, query: torch.Tensor, key: torch.Tensor, value: Any, mask: Any = None, dropout: float = 0.0,
+    *args: Any, **kwargs: Any
+) -> Any:  # fmt: skip
+    """CUDA's fused kernels keep no mask of a dropout, which the CPU's does not have, but the seed of it."""
+    mask, dropout = kwargs.pop("attn_mask", mask), kwargs.pop("dropout_p", dropout)
+    if not _has_fused_kernel(query, key, mask, kwargs.get("enable_gqa", False)):
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(query, key, value, mask, dropout, *args, **kwargs)
+    if dropout:
+        torch.rand(2, device=query.device)
+    return func(query, key, value, mask, 0.0, *args, **kwargs)
+
+
+def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool) -> bool:
     """As ``torch._fused_sdp_choice`` of torch 2.11 on an H200: rows of 16 bytes in fp32 and with a mask; with fewer
     heads of keys than of queries narrow rows of at most 256 values, and no mask that needs a gradient."""
     width, few = query.shape[-1], enable_gqa and query.shape[-3] != key.shape[-3]
     if not (torch.is_autocast_enabled("cpu") or query.dtype in _NARROW):
         return query.dtype is torch.float32 and width % 4 == 0 and not few
-    aligned = attn_mask is None or width % 8 == 0
-    return aligned and not (few and (width > 256 or (attn_mask is not None and attn_mask.requires_grad)))
+    aligned = mask is None or width % 8 == 0
+    return aligned and not (few and (width > 256 or (mask is not None and mask.requires_grad)))
 
 
 def _is_mean(*args: Any, mode: str = "nearest", **_: Any) -> bool:

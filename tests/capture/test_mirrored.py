@@ -96,7 +96,18 @@ def test_a_models_own_context_for_its_tensors_device_holds(cuda_autocast):
 def test_an_attention_without_a_fused_kernel_keeps_its_probabilities(dtype, heads, width, fused):
     made = {"dtype": getattr(torch, dtype), "requires_grad": True}
     query, key = torch.randn(2, 4, 16, width, **made), torch.randn(2, heads, 16, width, **made)
-    saved = []
+    saved, draws = [], {"dropout_p": 0.1} if fused else {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), id), MirroredDevice("cuda"):
-        nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=heads < 4)
+        nn.functional.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=heads < 4, **draws)
     assert ((2, 4, 16, 16) in saved) is not fused
+
+
+def test_an_attention_with_dropout_keeps_no_mask_and_draws(cuda_autocast):
+    def forward(m, x):
+        heads = m[0](x).view(2, 16, 4, 8).transpose(1, 2)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+
+    model, x = Apply(forward, nn.Linear(32, 32)).to("meta"), torch.empty(2, 16, 32, device="meta")
+    graph = gistkit.capture(model, (x,), backward=True)
+    assert {(4, 16, 16), (2, 4, 16, 16)}.isdisjoint(s.shape for s in graph.kept())
+    assert any(task.draws for task in graph.tasks)

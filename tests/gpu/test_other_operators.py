@@ -55,6 +55,6 @@ def test_the_kernels_of_attentions_are_those_that_captures_take_for_cudas(dtype)
         query, key = torch.randn(2, 4, 64, width, **words), torch.randn(2, heads, 64, width, **words)
         given = {"bool": torch.ones(64, 64, device="cuda") > 0, "grad": torch.zeros(64, 64, **words)}.get(mask)
         kernel = torch._fused_sdp_choice(query, key, key, given, 0.0, mask == "causal", enable_gqa=heads < 4)
-        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(query, key, key, given, enable_gqa=heads < 4):
+        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(query, key, given, heads < 4):
             other.append((heads, width, mask, kernel))
     assert not other
