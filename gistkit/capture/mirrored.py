@@ -70,13 +70,18 @@ def _attention(
     func: Callable, query: torch.Tensor, key: torch.Tensor, value: Any, mask: Any = None, dropout: float = 0.0,
     *args: Any, **kwargs: Any
 ) -> Any:  # fmt: skip
-    """CUDA's fused kernels keep no mask of a dropout, which the CPU's does not have, but the seed of it."""
+    """CUDA's fused kernels keep no mask of a dropout, which the CPU's does not have, but the seed of it; that of fp32
+    keeps an attention's mask as additions, expanded to all heads."""
     mask, dropout = kwargs.pop("attn_mask", mask), kwargs.pop("dropout_p", dropout)
     if not _has_fused_kernel(query, key, mask, kwargs.get("enable_gqa", False)):
         with sdpa_kernel(SDPBackend.MATH):
             return func(query, key, value, mask, dropout, *args, **kwargs)
     if dropout:
         torch.rand(2, device=query.device)
+    if mask is not None and not mask.requires_grad and not _is_narrow(query):
+        if mask.dtype is torch.bool:
+            mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+        mask = mask.expand(*query.shape[:-1], key.shape[-2])
     return func(query, key, value, mask, 0.0, *args, **kwargs)
 
 
@@ -84,10 +89,14 @@ def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
     """As ``torch._fused_sdp_choice`` of torch 2.11 on an H200: rows of 16 bytes in fp32 and with a mask; with fewer
     heads of keys than of queries narrow rows of at most 256 values, and no mask that needs a gradient."""
     width, few = query.shape[-1], enable_gqa and query.shape[-3] != key.shape[-3]
-    if not (torch.is_autocast_enabled("cpu") or query.dtype in _NARROW):
+    if not _is_narrow(query):
         return query.dtype is torch.float32 and width % 4 == 0 and not few
     aligned = mask is None or width % 8 == 0
     return aligned and not (few and (width > 256 or (mask is not None and mask.requires_grad)))
+
+
+def _is_narrow(query: torch.Tensor) -> bool:
+    return torch.is_autocast_enabled("cpu") or query.dtype in _NARROW
 
 
 def _is_mean(*args: Any, mode: str = "nearest", **_: Any) -> bool:

@@ -111,3 +111,11 @@ def test_an_attention_with_dropout_keeps_no_mask_and_draws(cuda_autocast):
     graph = gistkit.capture(model, (x,), backward=True)
     assert {(4, 16, 16), (2, 4, 16, 16)}.isdisjoint(s.shape for s in graph.kept())
     assert any(task.draws for task in graph.tasks)
+
+
+def test_an_attention_of_fp32_keeps_its_mask_as_additions_for_all_heads():
+    query, saved = torch.randn(2, 4, 16, 8, requires_grad=True), []
+    keep = lambda t: saved.append((t.shape, t.dtype, t.untyped_storage().nbytes()))  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(keep, id), MirroredDevice("cuda"):
+        nn.functional.scaled_dot_product_attention(query, query, query, torch.ones(2, 1, 16, 16) > 0)
+    assert ((2, 4, 16, 16), torch.float32, 2 * 16 * 16 * 4) in saved
