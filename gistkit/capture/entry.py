@@ -28,7 +28,7 @@ from gistkit.capture.isolation import (
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.mirrored import MirroredDevice, autocast_device
 from gistkit.capture.recorder import Recorder
-from gistkit.capture.refusal import check_parts, check_runs_in_python, running
+from gistkit.capture.refusal import check_parts, check_runs_in_python, check_scripts, running
 from gistkit.capture.step.tasks import StepBuilder
 from gistkit.capture.step.trace import Tracer
 from gistkit.errors import CaptureError
@@ -79,13 +79,15 @@ def capture(
         name = "backward" if backward else "on_cpu"
         raise ValueError(f"capture: {name}=True needs fake=True, got fake=False; a real step is recorded forward only")
     # the copy of a part that is compiled in place is not: it would run other operators than the part
-    check_parts(model, compiled_too=backward or on_cpu)
+    own = backward or on_cpu
+    check_parts(model, compiled_too=own)
+    if fake and not own and any(p.is_cuda for p in model.parameters()):
+        check_scripts(model)
     given = tuple(args), dict(kwargs or {}), tuple(targets)
     with running("forward", model), untouched_random_states(), torch.enable_grad():
         if not fake:
             with no_autocast_cache():  # casts of fake weights in the caller's cache are memory to nobody
                 return _recorded(Recorder(twin := plain_copy(model)), twin, *given[:2])
-        own = backward or on_cpu
         device_type = autocast_device([*model.parameters(), *model.buffers(), *tensors_in(given[:2])]) if own else None
         mode = Fakes(device_type is None)
         with uncollected(), MirroredDevice(device_type) if device_type else nullcontext():

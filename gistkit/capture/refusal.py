@@ -71,6 +71,18 @@ def check_parts(model: torch.nn.Module, *, compiled_too: bool) -> None:
             raise CaptureError(f"the module {name or type(model).__name__!r} {what}")
 
 
+def check_scripts(model: torch.nn.Module) -> None:
+    """Raise CaptureError where a part's Python module has a TorchScript function: a kernel that TorchScript has fused
+    for a GPU reads the memory of its operands, and fake ones have none."""
+    for place in sorted({type(part).__module__ for part in model.modules()}):
+        found = vars(sys.modules[place]) if place in sys.modules else {}
+        for name, value in found.items():
+            if isinstance(value, torch.jit.ScriptFunction):
+                raise CaptureError(
+                    f"{place} has the TorchScript function {name}, which cannot run on fake tensors of a GPU"
+                )
+
+
 @contextmanager
 def running(part: str, model: torch.nn.Module) -> Iterator[None]:
     """Turn an exception of a part (``forward``, ``loss_fn``, ``backward``) into a CaptureError that names it."""

@@ -1,10 +1,15 @@
 """Models and parts that Python does not run: those of TorchScript and torch.compile."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import gistkit
+from gistkit.capture.refusal import check_scripts
+from gistkit.errors import CaptureError
 from tests.support.foreign_cases import assert_same, made, plan, traced
 from tests.support.planning_cases import T, X
 
@@ -58,3 +63,20 @@ def test_a_part_that_python_does_not_run_is_not_planned(kind, part):
         given(X)
     if kind != "compiled":
         assert_same(made(part), gistkit.compress(model))
+
+
+def test_a_models_torchscript_functions_do_not_run_on_fake_tensors_of_a_gpu(monkeypatch):
+    """Those that TorchScript has fused read memory which fake tensors do not have: an illegal access in DeBERTa."""
+
+    class Calls(nn.Module):
+        pass
+
+    check_scripts(Calls())
+    doubled = torch.jit.script(_double)
+    monkeypatch.setattr(sys.modules[__name__], "doubled", doubled, raising=False)
+    with pytest.raises(CaptureError, match=f"{__name__} has the TorchScript function doubled"):
+        check_scripts(nn.Sequential(nn.Linear(2, 2), Calls()))
+
+
+def _double(x):
+    return x * 2
