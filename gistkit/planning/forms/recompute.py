@@ -30,10 +30,12 @@ class SegmentPlan:
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order."""
+    """All segments of a plan over one graph; ``order`` holds the calls that a function mode sees, in order, ``ops``
+    theirs, empty for such as read nothing that comes of parameters."""
 
     graph: SavedGraph
     order: tuple[int, ...]
+    ops: tuple[str, ...]
     segments: tuple[SegmentPlan, ...]
     of_call: Mapping[int, tuple[SegmentPlan, ...]]
     of_storage: Mapping[int, SegmentPlan]
@@ -53,8 +55,9 @@ def recompute_plan(graph: SavedGraph, decisions: Mapping[int, Decision]) -> Reco
     of_storage = {s: segment for segment in found for s in segment.storages}
     savers = {c.index for s in of_storage for c, _ in graph.savers(s)}
     order = tuple(c.index for c in graph.calls if not c.hidden and c.op not in OBSERVERS)
+    ops = tuple("" if graph.trained.isdisjoint(graph.calls[n].reads) else graph.calls[n].op for n in order)
     made_by = {c: tuple(s) for c, s in of_call.items()}
-    return RecomputePlan(graph, order, found, made_by, of_storage, frozenset(of_call) | savers)
+    return RecomputePlan(graph, order, ops, found, made_by, of_storage, frozenset(of_call) | savers)
 
 
 class Replays:

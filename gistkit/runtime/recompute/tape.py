@@ -58,7 +58,12 @@ class Tape:
         op = _name(func)
         if op in OBSERVERS:
             return
-        number, calls = self._number(op, args, kwargs), self._plan.graph.calls
+        plan, at = self._plan, self._at
+        if at < self._most and plan.ops[at] == op:
+            number, self._at = plan.order[at], at + 1
+        else:
+            number = self._number(op, list(tensors_in((args, kwargs))))
+        calls = plan.graph.calls
         if number not in self.watched:
             if number >= 0:
                 self._in_step = self._in_step and calls[number].op == op
@@ -71,47 +76,35 @@ class Tape:
             raise PlanMismatchError(f"call {number} to be {expected}", op, AGAIN)
         self._writer.begin(now, func, args, kwargs)
 
-    def _number(self, op: str, args: tuple, kwargs: dict) -> int:
-        """The number of the call that begins; -1 for one that the plan does not have. Of what needs no gradient a model
-        may make other calls than on the plan's fake tensors, or leave some out: those of transformers look for padding,
-        and make no mask where it would hide nothing."""
-        at, order = self._at, self._plan.order
-        if at >= self._most:
+    def _number(self, op: str, tensors: list[torch.Tensor]) -> int:
+        """The number of a call that is not the next one planned, or may not be; -1 for one that the plan does not have.
+        Of what needs no gradient a model may make other calls than on the plan's fake tensors, or leave some out: those
+        of transformers look for padding, and make no mask where it would hide nothing."""
+        plan, trained = self._plan, any(t.requires_grad for t in tensors)
+        for at in range(self._at, self._most):
+            number = plan.order[at]
+            if self._is(at, op, tensors):
+                passed = zip(plan.order[self._at : at], plan.ops[self._at : at], strict=True)
+                self._left_out.update(s for n, name in passed if not name for s in plan.graph.calls[n].writes)
+                self._at = at + 1
+                return number
+            if plan.ops[at] and (number in self.watched or not trained):
+                break
+        if self._at >= self._most:
             self._in_step = False
             return -1
-        number = order[at]
-        if self._plan.graph.calls[number].op != op or self._is_idle(number):
-            tensors = list(tensors_in((args, kwargs)))
-            if not self._is(number, op, tensors):
-                return self._elsewhere(op, tensors)
-        self._at = at + 1
-        return number
-
-    def _elsewhere(self, op: str, tensors: list[torch.Tensor]) -> int:
-        """The number of a call that is not the next one planned: another one behind calls that the forward has left
-        out, of idle ones also such as are watched; else -1 or, of what needs a gradient, the next one's."""
-        order, trained = self._plan.order, any(t.requires_grad for t in tensors)
-        for at in range(self._at, self._most):
-            if self._is(order[at], op, tensors):
-                left_out = filter(self._is_idle, order[self._at : at])
-                self._left_out.update(s for n in left_out for s in self._plan.graph.calls[n].writes)
-                self._at = at + 1
-                return order[at]
-            if not self._is_idle(order[at]) and (order[at] in self.watched or not trained):
-                break
         self._at += trained
-        return order[self._at - 1] if trained else -1
+        return plan.order[self._at - 1] if trained else -1
 
-    def _is_idle(self, number: int) -> bool:
-        return self._plan.graph.trained.isdisjoint(self._plan.graph.calls[number].reads)
-
-    def _is(self, number: int, op: str, tensors: list[torch.Tensor]) -> bool:
-        """Whether such a call on such tensors may be the plan's; of idle ones many are of one op."""
-        values, call = self._plan.graph.values, self._plan.graph.calls[number]
-        if call.op != op or not self._is_idle(number):
-            return call.op == op
+    def _is(self, at: int, op: str, tensors: list[torch.Tensor]) -> bool:
+        """Whether such a call on such tensors may be the plan's at that place; where no parameter is read many are of
+        one op."""
+        if self._plan.ops[at]:
+            return self._plan.ops[at] == op
+        values, call = self._plan.graph.values, self._plan.graph.calls[self._plan.order[at]]
         planned = [(values[v].dtype, len(values[v].shape)) for v in call.operands]
-        return sorted(planned) == sorted((str(t.dtype).removeprefix("torch."), t.dim()) for t in tensors)
+        given = [(str(t.dtype).removeprefix("torch."), t.dim()) for t in tensors]
+        return call.op == op and sorted(planned) == sorted(given)
 
     def is_next(self, number: int, counts: bool) -> bool:
         """Whether the call of that number comes next, behind a batch norm's counter where it ``counts``."""
