@@ -70,8 +70,8 @@ def _attention(
     func: Callable, query: torch.Tensor, key: torch.Tensor, value: Any, mask: Any = None, dropout: float = 0.0,
     *args: Any, **kwargs: Any
 ) -> Any:  # fmt: skip
-    """CUDA's fused kernels keep no mask of a dropout, which the CPU's does not have, but the seed of it; that of fp32
-    keeps an attention's mask as additions, expanded to all heads."""
+    """An attention as CUDA keeps it. A fused kernel keeps the seed of a dropout and no mask, so it is captured without
+    dropout, for which the CPU has no fused kernel; that of fp32 keeps the mask as additions, expanded to all heads."""
     mask, dropout = kwargs.pop("attn_mask", mask), kwargs.pop("dropout_p", dropout)
     if not _has_fused_kernel(query, key, mask, kwargs.get("enable_gqa", False)):
         with sdpa_kernel(SDPBackend.MATH):

@@ -79,7 +79,8 @@ def check_scripts(model: torch.nn.Module) -> None:
         for name, value in found.items():
             if isinstance(value, torch.jit.ScriptFunction):
                 raise CaptureError(
-                    f"{place} has the TorchScript function {name}, which cannot run on fake tensors of a GPU"
+                    f"{place} has the TorchScript function {name}, which cannot run on fake tensors of a GPU; record a "
+                    "real step (capture: fake=False)"
                 )
 
 

@@ -17,7 +17,7 @@ from gistkit.errors import GistError
 from gistkit.runtime.attach import compressed_forward
 from gistkit.runtime.program.match_plan import check_capture
 from gistkit.runtime.signature import autocast_now, state_kinds
-from gistkit.runtime.step.step import check_step, step
+from gistkit.runtime.step.step import ABSENT, check_step, step
 
 WARM_UP = 4
 """Steps before the capture: in the first ones kernels are compiled, the plan is made, and rebuilds and reruns are
@@ -201,7 +201,7 @@ class GraphedStep(Replayed):
             loss = step(images, labels)
             optimizer.step()
 
-    ``model``: compressed with or without a plan, or plain. ``step(inputs, *targets)`` takes and returns what
+    ``model``: compressed with or without a plan, or plain. ``step(inputs, targets, *others)`` takes and returns what
     ``gistkit.step`` does, adds to ``.grad`` as it does, and gives its bits; the other arguments are its own, too. On a
     GPU the first ``warm_up`` calls are ``gistkit.step`` itself, the next one captures. On a CPU all calls are
     ``gistkit.step``.
@@ -249,9 +249,9 @@ class GraphedStep(Replayed):
 
         super().__init__(model, work, warm_up)
 
-    def __call__(self, inputs: Any, *targets: Any) -> torch.Tensor:
+    def __call__(self, inputs: Any, targets: Any = ABSENT, *others: Any) -> torch.Tensor:
         """Forward and backward; the batch's loss, detached."""
-        return super().__call__(inputs, *targets)
+        return super().__call__(inputs, *(() if targets is ABSENT else (targets, *others)))
 
 
 def device_of(leaves: list[Any]) -> torch.device | None:

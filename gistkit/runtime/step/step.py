@@ -30,23 +30,26 @@ from gistkit.runtime.step.losses import ComparedLoss, known_share
 from gistkit.runtime.step.row_independence import check_row_independence, tensors_of
 
 REDUCTIONS = (None, "mean", "sum")
+ABSENT: Any = object()
+"""No targets, as of a model that gives its own loss; None is one."""
 _checked: WeakKeyDictionary[torch.nn.Module, dict[tuple, int]] = WeakKeyDictionary()
 """For which kinds of forwards of a model rows are known to be independent, with the rows of the smallest part: a cache
 that goes with the model, but not in its pickles and copies, which would need gistkit to load."""
 
 
-@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True", targets="the argument behind inputs")
+@renamed(check="verify=", batch_statistics="per_sub_batch_norm=True")
 def step(
     model: torch.nn.Module,
     loss_fn: Callable[..., torch.Tensor],
     inputs: Any,
-    *targets: Any,
+    targets: Any = ABSENT,
+    *others: Any,
     sub_batches: int | None = None,
     reduction: str | None = None,
     per_sub_batch_norm: bool = False,
     verify: bool = True,
 ) -> torch.Tensor:
-    """Forward and backward of ``loss_fn(model(inputs), *targets)``, in sub-batches where the plan has them.
+    """Forward and backward of ``loss_fn(model(inputs), targets, *others)``, in sub-batches where the plan has them.
 
     Gradients add to ``.grad``, as in PyTorch. Returns the loss of the whole batch, detached. With one sub-batch every
     bit is that of the plain loop. A model that gives its own loss, as those of transformers, needs no targets
@@ -85,8 +88,10 @@ def step(
     whole = spread(inputs)
     batch = batch_size(whole)
     parts = _parts(model, batch, sub_batches)
-    given: Any = targets[0] if len(targets) == 1 else targets
-    called = loss_fn if len(targets) == 1 else lambda out, several: loss_fn(out, *several)
+    given, called = targets, loss_fn
+    if targets is ABSENT or others:
+        given = () if targets is ABSENT else (targets, *others)
+        called = lambda out, several: loss_fn(out, *several)  # noqa: E731
     if parts == 1:
         return _part(model, called, whole, given)
     check_rows(whole, batch, "inputs")

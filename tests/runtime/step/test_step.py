@@ -89,9 +89,12 @@ def test_a_loss_of_several_targets(parts):
     assert torch.equal(loss, want_loss) and all(map(torch.equal, got, want))
 
 
-def test_targets_are_given_without_a_name():
-    with pytest.raises(TypeError, match="targets= is called the argument behind inputs now"):
-        gistkit.step(net(), F.cross_entropy, batch()[0], targets=batch()[1])
+def test_targets_may_be_named():
+    model, (x, t) = net(), batch()
+    want = stepped(model, F.cross_entropy, x, t)
+    for found in (stepped(model, F.cross_entropy, x, targets=t), stepped(model, F.cross_entropy, inputs=x, targets=t)):
+        assert torch.equal(found[0], want[0]) and all(map(torch.equal, found[1], want[1]))
+    assert torch.equal(gistkit.GraphedStep(model, F.cross_entropy)(x, targets=t), want[0])
 
 
 @pytest.mark.parametrize("parts", [2, 3, 7, 100])
