@@ -24,7 +24,7 @@ import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ from torch import nn
 
 import gistkit
 from bench import architectures
-from bench.architectures import NAMED, NETWORKS, STEPS, Batch, Bits, WithLoss, unequal
+from bench.architectures import NAMED, NETWORKS, STEPS, Batch, Bits, WithLoss, rows, unequal
 from bench.rows import environment, read, utc
 from gistkit.benchmark.measure import MIB
 
+KIND = "architecture plans"
 STEPS_OF: dict[str, tuple[bool, str | None]] = {
     "fp32": (False, None), "bf16": (True, None), "fp32 85%": (False, "85%"), "fp32 65%": (False, "65%"),
     "fp32 40%": (False, "40%"), "bf16 80%": (True, "80%"), "bf16 50%": (True, "50%"),
@@ -114,7 +115,7 @@ def row(name: str) -> dict[str, Any]:
         return copy.deepcopy(model).cuda()
 
     plain = {autocast: steps(fresh(), batch, autocast) for autocast in (False, True)}
-    found: dict[str, Any] = {"kind": "architecture plans", "model": name, "tensors": sum(map(len, plain[False][0]))}
+    found: dict[str, Any] = {"kind": KIND, "model": name, "tensors": sum(map(len, plain[False][0]))}
     found["repeats"] = [not unequal(plain[a][0], steps(fresh(), batch, a)[0]) for a in (False, True)]
     found["plain_mib"] = [round(plain[a][1] / MIB, 1) for a in (False, True)]
     for label, (autocast, budget) in STEPS_OF.items():
@@ -125,16 +126,6 @@ def row(name: str) -> dict[str, Any]:
         except Exception as error:  # what should not be
             found[label] = {"error": f"{type(error).__name__}: {error}"[:400]}
     return found
-
-
-def rows(names: list[str], max_s: float) -> Iterator[dict[str, Any]]:
-    """The rows of networks, as long as there is time."""
-    began = time.perf_counter()
-    for name in names:
-        if time.perf_counter() - began > max_s:
-            print("no time is left for", name, "and those behind it", flush=True)
-            return
-        yield row(name)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -149,7 +140,8 @@ def main(argv: list[str] | None = None) -> int:
     torch.use_deterministic_algorithms(True, warn_only=True)
     known = {found["model"] for found in read(words.out)} if words.out.exists() else set()
     part, parts = map(int, words.part.split("/"))
-    for found in rows([name for name in words.only.split(",")[part::parts] if name not in known], words.max_s):
+    names = [name for name in words.only.split(",")[part::parts] if name not in known]
+    for found in rows(names, words.max_s, row, KIND):
         with words.out.open("a") as file:
             file.write(json.dumps({**found, **environment("cuda"), "time_utc": utc()}) + "\n")
         print(found, flush=True)

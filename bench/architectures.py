@@ -274,17 +274,19 @@ def _described(error: Exception) -> str:
     return f"{type(inner).__name__}: {inner}"[:400]
 
 
-def rows(names: list[str], max_s: float) -> Iterator[dict[str, Any]]:
-    """The rows of networks, as long as there is time."""
+def rows(
+    names: list[str], max_s: float, made: Callable[[str], dict[str, Any]] = row, kind: str = "architecture"
+) -> Iterator[dict[str, Any]]:
+    """The rows of networks that a function makes, as long as there is time."""
     began = time.perf_counter()
     for name in names:
         if time.perf_counter() - began > max_s:
             print("no time is left for", name, "and those behind it", flush=True)
             return
         try:
-            yield row(name)
-        except Exception as error:  # a network that plain torch.compile does not take
-            yield {"kind": "architecture", "model": name, "error": _described(error)}
+            yield made(name)
+        except Exception as error:  # a network that plain PyTorch or torch.compile does not take
+            yield {"kind": kind, "model": name, "error": _described(error)}
         gc.collect()
 
 
