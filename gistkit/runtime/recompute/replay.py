@@ -201,8 +201,8 @@ def _never(_: None) -> torch.Tensor:
 
 
 def _with_packs(step: Step, leaves: list[Any]) -> tuple[Any, dict[int, torch.Tensor]]:
-    """The call with gradients on, so that PyTorch shows what it would save: what a call makes inside. The graph made on
-    the way holds none of it."""
+    """The call with gradients on, so that PyTorch takes forward's kernel and shows what it would save: what a call
+    makes inside. The graph made on the way holds none of it."""
     packed: dict[int, torch.Tensor] = {}
     count, packs = 0, step.call.packs
 

@@ -92,9 +92,10 @@ class Tape:
                 break
         if self._at >= self._most:
             self._in_step = False
-            return -1
-        self._at += trained
-        return plan.order[self._at - 1] if trained else -1
+        elif trained:
+            self._at += 1
+            return plan.order[self._at - 1]
+        return -1
 
     def _is(self, at: int, op: str, tensors: list[torch.Tensor]) -> bool:
         """Whether such a call on such tensors may be the plan's at that place; where no parameter is read many are of

@@ -53,7 +53,7 @@ def step(
 
     Gradients add to ``.grad``, as in PyTorch. Returns the loss of the whole batch, detached. With one sub-batch every
     bit is that of the plain loop. A model that gives its own loss, as those of transformers, needs no targets
-    (``gistkit.step(model, lambda out: out.loss, batch)``), and is not cut.
+    (``gistkit.step(model, lambda out: out.loss, batch)``); it cannot be cut into sub-batches.
 
     ``inputs``: a tensor, a tuple of positional arguments or a dict of named ones, nested at will; the first dimension
     of its tensors and of ``targets`` is the batch. ``sub_batches``: by default those of the compressed model's plan,

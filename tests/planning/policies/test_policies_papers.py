@@ -95,7 +95,8 @@ class Biased(nn.Module):
 
 
 def test_masks_and_biases_by_position_cross_no_cut():
-    """What does not come of both inputs and parameters is there, or made anew, in each segment."""
+    """What does not come of both inputs and parameters is there, or made anew, in each segment. Seen are 0.64 and
+    0.65 of plain's peak; were they to cross, there would be nothing to cut, and checkpoints take plain's."""
     found = []
     for shared in (False, True):
         graph = gistkit.capture(Biased(shared), (torch.ones(64, 8).long(),), backward=True)
