@@ -78,5 +78,18 @@ def test_a_models_torchscript_functions_do_not_run_on_fake_tensors_of_a_gpu(monk
         check_scripts(nn.Sequential(nn.Linear(2, 2), Calls()))
 
 
+def test_a_plan_is_known_again_where_the_model_calls_torchscript_functions():
+    class Scripted(nn.Module):
+        double = staticmethod(torch.jit.script(_double))
+
+        def forward(self, x):
+            return self.double(x)
+
+    model, batch = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), Scripted(), nn.Linear(8, 1)), torch.randn(8, 2)
+    whole = gistkit.capture(model, (batch,), backward=True)
+    assert [c.op for c in whole.calls] == ["linear", "relu", "Mul", "linear"]
+    assert whole.fingerprint == gistkit.capture(model, (batch,), on_cpu=True).fingerprint
+
+
 def _double(x):
     return x * 2

@@ -233,7 +233,10 @@ class Tracer(TorchDispatchMode):
         return self._live_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
+            return self._operator(func, args, kwargs or {})
+
+    def _operator(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if func is DEVICE:
             self.read(args[0])
         if not self.active or func is DEVICE:
