@@ -1,7 +1,7 @@
 """Segments of the forward that `optimal` may run anew in backward: checkpointing as a move among others. Candidates
 (:mod:`gistkit.planning.simulate.segments`) are the parts of layouts, and single convolutions with the cheap operations
 behind them, of which the wide output comes back from a narrower input. A *layout* cuts the network at every so many of
-the places where a single feature map is read across (between blocks or layers), as Chen et al. do."""
+the places where little is read across (between blocks or layers), as Chen et al. do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from math import sqrt
 from gistkit.errors import PlanError
 from gistkit.ir import FORWARD, Decision, SavedGraph
 from gistkit.planning.forms import SMALL_BYTES, Replays, held
-from gistkit.planning.policies.checkpoint import cuts, inputs, small_storages
+from gistkit.planning.policies.checkpoint import cuts, inputs, small_storages, sources_of
 from gistkit.planning.simulate import Segment, StepIndex, segments
 
 LENGTHS = (1, 2, 3, 4, 6)  # places from one cut to the next
@@ -91,13 +91,12 @@ def _layouts(graph: SavedGraph) -> Iterator[list[Part]]:
     for length in sorted(length for length in lengths if 0 < length <= len(places)):
         few = length in LENGTHS and len(places) <= FEW_PLACES
         for offset in range(0 if few else length - 1, length):
-            ends = [
-                (-1, -1, inputs(graph)),
-                *((c.task, c.block, (graph.blocks[c.block].storage,)) for c in places[offset::length]),
-            ]
+            chosen = places[offset::length]
+            starts = [inputs(graph), *(sources_of(graph, a, b) for a, b in pairwise(chosen))]
+            begins = [-1, *(c.task for c in chosen)]
             yield [
-                (begin[2], frozenset(s for first, b, s in kept if begin[0] < first <= end[0] and b != end[1]))
-                for begin, end in pairwise(ends)
+                (sources, frozenset(s for first, b, s in kept if begin < first <= end.task and b not in end.blocks))
+                for begin, sources, end in zip(begins, starts, chosen, strict=False)
             ]
 
 
