@@ -1,10 +1,11 @@
 """Whether eager steps of many architectures keep their bits and their budgets on a GPU: the networks of
-:mod:`bench.architectures`, and BERT and Llama in larger sizes.
+:mod:`bench.architectures`, and in larger sizes BERT, a Llama, a T5 and networks of diffusers, where it is installed.
 
     python -m bench.architecture_plans --out bench/results/NAME.jsonl [--only bert,swin] [--part 0/8] [--max-s 500]
 
 Each takes three steps of SGD in fp32 and three under bf16 autocast, plainly twice, by ``gistkit.compress`` and under
-plans with budgets (by the card's rates, ``measure=False``). By step:
+plans with budgets (by the card's rates, ``measure=False``), the larger ones also plainly with their library's
+checkpoints. By step:
 
 * ``unequal``: how many losses and gradients have other bits than plain's, ``names``: of some.
 * ``of_plain``, ``of_budget``, ``of_predicted``: the highest peak of the three steps, by the CUDA allocator, over
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
+import importlib
 import json
 import sys
 import time
@@ -43,27 +45,75 @@ STEPS_OF: dict[str, tuple[bool, str | None]] = {
     "fp32 40%": (False, "40%"), "bf16 80%": (True, "80%"), "bf16 50%": (True, "50%"),
 }  # fmt: skip
 """Of a step: whether under autocast, and its budget."""
+CHECKPOINTS = "checkpoints"
+RIVALS: dict[str, tuple[bool, str | None]] = {
+    "fp32 checkpoints": (False, CHECKPOINTS),
+    "bf16 checkpoints": (True, CHECKPOINTS),
+}
 LARGE: dict[str, tuple[str, str, dict[str, Any], tuple[int, int]]] = {
     "bert_base": ("BertConfig", "BertForMaskedLM", {}, (32, 512)),
     "llama_12": ("LlamaConfig", "LlamaForCausalLM",
                  dict(hidden_size=1024, num_hidden_layers=12, num_attention_heads=16, num_key_value_heads=4,
                       intermediate_size=2816, vocab_size=16384), (8, 1024)),
+    "t5_base": ("T5Config", "T5ForConditionalGeneration",
+                dict(d_model=768, d_ff=3072, num_layers=12, num_heads=12, vocab_size=16384, pad_token_id=0,
+                     decoder_start_token_id=0), (16, 512)),
 }  # fmt: skip
 """Configuration's and model's class, sizes, rows and tokens of the batch, half of whose rows are padded."""
+DENOISERS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, tuple[int, ...]]]] = {
+    "unet_64": ("UNet2DModel",
+                dict(sample_size=64, block_out_channels=(128, 256, 256, 512),
+                     down_block_types=("DownBlock2D",) * 3 + ("AttnDownBlock2D",),
+                     up_block_types=("AttnUpBlock2D",) + ("UpBlock2D",) * 3), (64, 3, 64, 64), {}),
+    "unet_text": ("UNet2DConditionModel",
+                  dict(sample_size=64, block_out_channels=(320, 640, 1280, 1280), cross_attention_dim=768),
+                  (8, 4, 64, 64), {"encoder_hidden_states": (8, 77, 768)}),
+    "sd3_12": ("SD3Transformer2DModel",
+               dict(sample_size=64, num_layers=12, num_attention_heads=12, joint_attention_dim=768,
+                    caption_projection_dim=768, pooled_projection_dim=768), (16, 16, 64, 64),
+               {"encoder_hidden_states": (16, 154, 768), "pooled_projections": (16, 768)}),
+}  # fmt: skip
+"""Of diffusers: the class, its words, the shape of the images, and those of other inputs."""
+
+
+class Denoiser(nn.Module):
+    """A network of diffusers that gives the mean square of its error."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sample: torch.Tensor, noise: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+        return nn.functional.mse_loss(self.model(sample, **others).sample.float(), noise)
 
 
 def large(name: str) -> tuple[nn.Module, Batch]:
-    """One of LARGE."""
-    import transformers
-
-    config, head, words, (rows, tokens) = LARGE[name]
+    """One of LARGE or DENOISERS."""
     torch.manual_seed(0)
-    made = getattr(transformers, config)(**words)
-    ids = torch.randint(5, made.vocab_size - 1, (rows, tokens))
-    batch: Batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
-    batch["attention_mask"][: rows // 2, -9:] = 0
-    model = WithLoss(getattr(transformers, head)(made)).train().cuda()
-    return model, {key: x.cuda() for key, x in batch.items()}
+    if name in DENOISERS:
+        kind, words, shape, others = DENOISERS[name]
+        model: nn.Module = Denoiser(getattr(importlib.import_module("diffusers"), kind)(**words))
+        batch: Batch = {"sample": torch.randn(shape), "noise": torch.randn(shape)}
+        batch |= {key: torch.randn(size) for key, size in others.items()}
+        batch["timestep"] = torch.randint(0, 1000, shape[:1])
+    else:
+        transformers, (config, head, words, (rows, tokens)) = importlib.import_module("transformers"), LARGE[name]
+        made = getattr(transformers, config)(**words)
+        ids = torch.randint(5, made.vocab_size - 1, (rows, tokens))
+        batch = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids)}
+        batch["attention_mask"][: rows // 2, -9:] = 0
+        model = WithLoss(getattr(transformers, head)(made))
+    return model.train().cuda(), {key: x.cuda() for key, x in batch.items()}
+
+
+def checkpointed(model: nn.Module) -> nn.Module:
+    """The network with its library's own checkpoints."""
+    inner: Any = model.model
+    if isinstance(model, Denoiser):
+        inner.enable_gradient_checkpointing()
+    else:
+        inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
 
 
 def steps(model: nn.Module, batch: Batch, autocast: bool) -> tuple[list[Bits], int, float]:
@@ -92,10 +142,13 @@ def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget
     """A step's figures beside plain's."""
     bits, plain_peak, plain_s = plain
     model, plan = fresh(), None
-    if budget:
+    if budget == CHECKPOINTS:
+        model = checkpointed(model)
+    elif budget:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             plan = gistkit.plan(model, batch, loss_fn=lambda loss: loss, budget=budget, measure=False)
-    found, peak, seconds = steps(gistkit.compress(model, plan), batch, autocast)
+    model = model if budget == CHECKPOINTS else gistkit.compress(model, plan)
+    found, peak, seconds = steps(model, batch, autocast)
     other = unequal(bits, found)
     row = {"unequal": len(other), "names": other[:NAMED], "of_plain": round(peak / plain_peak, 3)}
     if plan is not None and plan.budget_bytes is not None:
@@ -106,7 +159,8 @@ def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget
 
 def row(name: str) -> dict[str, Any]:
     """One network's row."""
-    model, batch = large(name) if name in LARGE else architectures.network(name)
+    is_large = name in (*LARGE, *DENOISERS)
+    model, batch = large(name) if is_large else architectures.network(name)
     model.cpu()
 
     def fresh() -> nn.Module:
@@ -118,7 +172,7 @@ def row(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"kind": KIND, "model": name, "tensors": sum(map(len, plain[False][0]))}
     found["repeats"] = [not unequal(plain[a][0], steps(fresh(), batch, a)[0]) for a in (False, True)]
     found["plain_mib"] = [round(plain[a][1] / MIB, 1) for a in (False, True)]
-    for label, (autocast, budget) in STEPS_OF.items():
+    for label, (autocast, budget) in {**STEPS_OF, **(RIVALS if is_large else {})}.items():
         try:
             found[label] = planned(fresh, batch, autocast, budget, plain[autocast])
         except gistkit.BudgetError as error:
@@ -132,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     """Writes a row for each network."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default=",".join([*LARGE, *NETWORKS]))
+    parser.add_argument("--only", default=",".join([*LARGE, *DENOISERS, *NETWORKS]))
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--max-s", type=float, default=float("inf"))
     words = parser.parse_args(argv)
