@@ -107,11 +107,12 @@ def _crossing(graph: SavedGraph) -> list[Cut]:
 def _narrow(
     graph: SavedGraph, crossing: list[Cut], before: Cut | None, sums: Callable[[int], int]
 ) -> Iterator[tuple[int, Cut]]:
-    """The further places among those behind ``before``, by their youngest block."""
+    """The further places among those behind ``before``, by their youngest block, where backward needs what is added."""
     known, begun = before or Cut(-1, ()), before.task if before else -1
     for place, following in pairwise(crossing):
-        added, more = (_bytes(graph, set(c.blocks).difference(known.blocks)) for c in (place, following))
-        if 0 < _WIDE * added <= sums(place.task) - sums(begun) and more > added:
+        new, behind = (set(c.blocks).difference(known.blocks) for c in (place, following))
+        added, there = _bytes(graph, new), all(graph.blocks[b].saved >= 0 for b in new)
+        if there and 0 < _WIDE * added <= sums(place.task) - sums(begun) and _bytes(graph, behind) > added:
             known, begun = place, place.task
             yield place.blocks[-1], place
 

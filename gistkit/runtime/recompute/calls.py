@@ -3,10 +3,10 @@ storage that the segment makes itself, or a hold on one that is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._prims_common import make_contiguous_strides_for
@@ -53,16 +53,6 @@ class Operand:
         """Its storage, or a number below 0 for its hold."""
         return self.storage if self.hold < 0 else -1 - self.hold
 
-    def fits(self, leaf: Any) -> bool:
-        """Whether an argument is such a tensor."""
-        if type(leaf) not in (torch.Tensor, torch.nn.Parameter) and not isinstance(leaf, torch.Tensor):
-            return False
-        return (
-            leaf.dtype is self.dtype
-            and leaf.requires_grad is self.requires_grad
-            and (leaf.shape, leaf.stride(), leaf.storage_offset()) == self.where
-        )
-
 
 @dataclass(eq=False)
 class RecordedCall:
@@ -92,24 +82,54 @@ class RecordedCall:
     def operands(self) -> Iterator[Operand]:
         return (leaf for leaf in self.leaves if isinstance(leaf, Operand))
 
-    def tensors(self, func: Callable, leaves: list[Any], spec: Any) -> dict[Operand, torch.Tensor] | None:
-        """The tensor of each operand in a call that is this one once more; None where it is another."""
+    @cached_property
+    def _checks(self) -> tuple[tuple, tuple, tuple]:
+        """What is asked of a later call's leaves: of each operand's, of further ones that are that very tensor, and of
+        constants."""
+        first: dict[Operand, int] = {}
+        twice, constants = [], []
+        for place, known in enumerate(self.leaves):
+            if type(known) is not Operand:
+                constants.append((place, known, place in self.without))
+            elif first.setdefault(known, place) != place:
+                twice.append((place, first[known]))
+        operands = tuple((at, o.dtype, o.requires_grad, *o.where, o.storage, o.hold) for o, at in first.items())
+        return operands, tuple(twice), tuple(constants)
+
+    def held(
+        self, func: Callable, leaves: list[Any], spec: Any, live: Mapping[int, int], holds: int
+    ) -> list[tuple[torch.Tensor, int]] | None:
+        """What a call that is this one once more holds for its segment, beside ``holds`` tensors, with the storages;
+        None where it is another. ``live``: what calls have made, by address."""
         if func is not self.func or spec != self.spec:
             return None
-        found: dict[Operand, torch.Tensor] = {}
-        for position, (known, leaf) in enumerate(zip(self.leaves, leaves, strict=True)):
-            if type(known) is Operand:
-                if known in found:
-                    if found[known] is not leaf:
-                        return None
-                elif not known.fits(leaf):
-                    return None
-                else:
-                    found[known] = leaf
-            elif leaf is not known and not (position in self.without or _is_constant(leaf, known)):
+        operands, twice, constants = self._checks
+        outside: list[tuple[torch.Tensor, int]] = []
+        for at, dtype, grad, shape, stride, offset, storage, hold in operands:
+            x = leaves[at]
+            if type(x) not in _TENSORS and not isinstance(x, torch.Tensor):
                 return None
-        one_each = len(found) < 2 or len(set(map(id, found.values()))) == len(found)
-        return found if one_each else None
+            if x.dtype is not dtype or x.requires_grad is not grad or x.shape != shape or x.stride() != stride:
+                return None
+            if x.storage_offset() != offset:
+                return None
+            if hold < 0:
+                if live.get(x.untyped_storage()._cdata) != storage:
+                    return None
+            elif hold != holds + len(outside):
+                return None
+            else:
+                outside.append((x, storage))
+        for at, before in twice:
+            if leaves[at] is not leaves[before]:
+                return None
+        for at, known, is_left_out in constants:
+            leaf = leaves[at]
+            if leaf is not known and not (is_left_out or _is_constant(leaf, known)):
+                return None
+        if len(operands) > 1 and len({id(leaves[o[0]]) for o in operands}) < len(operands):
+            return None
+        return outside
 
     def cast_of(self, x: torch.Tensor, last: bool) -> int:
         """The number of the tensor that autocast has made x of, or of whose transpose; -1 for none. Of two of one shape
@@ -135,17 +155,40 @@ def _is_constant(leaf: Any, known: Any) -> bool:
     return same and (type(leaf) is not float or leaf != 0)
 
 
+class Nested(NamedTuple):
+    """A call's number of arguments, names and, by place among these, type and length of lists and tuples of leaves."""
+
+    count: int
+    names: tuple[str, ...]
+    lists: tuple[tuple[int, type, int], ...]
+
+
 def flattened(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
     """Arguments as leaves, and what :func:`unflattened` needs beside them. A tuple of numbers, as a shape is one, is a
     leaf."""
     leaves = [*args, *kwargs.values()] if kwargs else list(args)
     for leaf in leaves:
         if type(leaf) not in _LEAVES and isinstance(leaf, (list, tuple, dict)) and not _is_shape(leaf):
-            return tree_flatten((args, kwargs))
+            return _nested(leaves, args, kwargs)
     return leaves, (len(args), *kwargs)
 
 
-_LEAVES = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)))
+def _nested(given: list[Any], args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+    leaves, lists = [], []
+    for place, leaf in enumerate(given):
+        kind = type(leaf)
+        if kind in _LEAVES or not isinstance(leaf, (list, tuple, dict)) or _is_shape(leaf):
+            leaves.append(leaf)
+        elif kind in (list, tuple) and _LEAVES.issuperset(map(type, leaf)):
+            lists.append((place, kind, len(leaf)))
+            leaves += leaf
+        else:
+            return tree_flatten((args, kwargs))
+    return leaves, Nested(len(args), tuple(kwargs), tuple(lists))
+
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_LEAVES = frozenset((*_TENSORS, int, float, bool, str, type(None)))
 
 
 def _is_shape(leaf: Any) -> bool:
@@ -154,6 +197,11 @@ def _is_shape(leaf: Any) -> bool:
 
 def unflattened(leaves: list[Any], spec: Any) -> tuple[Any, Any]:
     """The arguments that were flattened."""
+    if type(spec) is Nested:
+        leaves = list(leaves)
+        for place, kind, length in spec.lists:
+            leaves[place : place + length] = [kind(leaves[place : place + length])]
+        spec = (spec.count, *spec.names)
     if type(spec) is not tuple:
         return tree_unflatten(leaves, spec)
     count, *names = spec

@@ -135,6 +135,9 @@ class Tape:
             segment = self._segments[plan.index]
             for x, storage in outside:
                 segment.holds.append(self._hold(x, storage))
+            if known and not now.random and self._writer.made_again(call, result):
+                segment.calls.append(call)
+                continue
             makes = self._writer.results(now, result, plan.inside)
             states = now.random and tuple(s for s in now.random if random_state(*s[:2]) != s[2])
             if states:

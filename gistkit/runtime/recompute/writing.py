@@ -93,11 +93,26 @@ class Writer:
             storage = graph.values[value].storage
             if storage in inside and graph.storages[storage].producer == call.index and storage not in made:
                 made[storage] = (leaf, storage, geometry(t))
-                memory = t.untyped_storage()
-                if memory._cdata not in self._live:  # a weak reference: no other storage gets the address meanwhile
-                    memory._weak_ref()  # type: ignore[misc]
-                self._live[memory._cdata] = storage
+                self._note(t, storage)
         return tuple(made.values())
+
+    def made_again(self, call: RecordedCall, result: Any) -> bool:
+        """Whether a call that is known has made what it made before: most often one tensor, or nothing of a segment."""
+        makes = call.makes
+        if type(result) is not torch.Tensor or len(makes) > 1:
+            return False
+        for leaf, storage, where in makes:
+            if leaf or geometry(result) != where:
+                return False
+            self._note(result, storage)
+        return True
+
+    def _note(self, t: torch.Tensor, storage: int) -> None:
+        memory = t.untyped_storage()
+        address = memory._cdata
+        if address not in self._live:  # a weak reference: no other storage gets the address meanwhile
+            memory._weak_ref()  # type: ignore[misc]
+        self._live[address] = storage
 
     def is_live(self, x: torch.Tensor, storage: int) -> bool:
         """Whether x lies on what a call of the segments has made of a storage of the graph."""
@@ -128,20 +143,10 @@ class Writer:
     def _known(self, now: OpenCall, plan: SegmentPlan, func: Callable, leaves: list[Any], spec: Any) -> Written | None:
         """The running call as an earlier forward wrote it down, where it is that one again."""
         call = self._recordings.calls.get((plan.index, now.number))
-        found = None if call is None else call.tensors(func, leaves, spec)
-        if call is None or found is None or call.autocast != now.autocast:
+        if call is None or call.autocast != now.autocast:
             return None
-        outside, holds = [], len(self._segments[plan.index].holds)
-        for operand, x in found.items():
-            if operand.hold < 0:
-                if self._live.get(x.untyped_storage()._cdata) != operand.storage:  # is_live, in every step
-                    return None
-            elif operand.hold != holds:
-                return None
-            else:
-                outside.append((x, operand.storage))
-                holds += 1
-        return Written(plan, call, outside, True)
+        outside = call.held(func, leaves, spec, self._live, len(self._segments[plan.index].holds))
+        return None if outside is None else Written(plan, call, outside, True)
 
     def _may_draw(self, now: OpenCall, segments: Iterable[SegmentPlan]) -> bool:
         """Whether the running call, which an earlier forward made otherwise, must be taken to draw random numbers.
