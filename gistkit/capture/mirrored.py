@@ -71,18 +71,34 @@ def _attention(
     *args: Any, **kwargs: Any
 ) -> Any:  # fmt: skip
     """An attention as CUDA keeps it. A fused kernel keeps the seed of a dropout and no mask, so it is captured without
-    dropout, for which the CPU has no fused kernel; that of fp32 keeps the mask as additions, expanded to all heads."""
+    dropout, for which the CPU has no fused kernel; that of fp32 keeps the mask as additions, expanded to all heads, and
+    one whose mask needs a gradient keeps that mask."""
     mask, dropout = kwargs.pop("attn_mask", mask), kwargs.pop("dropout_p", dropout)
     if not _has_fused_kernel(query, key, mask, kwargs.get("enable_gqa", False)):
         with sdpa_kernel(SDPBackend.MATH):
             return func(query, key, value, mask, dropout, *args, **kwargs)
+    if mask is not None and mask.requires_grad:
+        return _with_bias(query, key, value, mask, dropout, **kwargs)
     if dropout:
         torch.rand(2, device=query.device)
-    if mask is not None and not mask.requires_grad and not _is_narrow(query):
+    if mask is not None and not _is_narrow(query):
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     return func(query, key, value, mask, 0.0, *args, **kwargs)
+
+
+def _with_bias(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, dropout: float, **words: Any
+) -> torch.Tensor:
+    """An attention whose mask needs a gradient: CUDA's kernel keeps the mask, in rows of a multiple of 8."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, bias = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value, bias))
+    length = bias.shape[-1]
+    bias = torch.nn.functional.pad(bias, (0, -length % 8))[..., :length] if length % 8 else bias
+    bias = bias.expand(*query.shape[:-1], key.shape[-2])
+    scale = {"scale": words.get("scale")}
+    return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout, **scale)[0]
 
 
 def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool) -> bool:

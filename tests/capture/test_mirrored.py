@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit.capture.mirrored import MirroredDevice
@@ -119,3 +120,35 @@ def test_an_attention_of_fp32_keeps_its_mask_as_additions_for_all_heads():
     with torch.autograd.graph.saved_tensors_hooks(keep, id), MirroredDevice("cuda"):
         nn.functional.scaled_dot_product_attention(query, query, query, torch.ones(2, 1, 16, 16) > 0)
     assert ((2, 4, 16, 16), torch.float32, 2 * 16 * 16 * 4) in saved
+
+
+@pytest.mark.parametrize("length", [16, 12])
+def test_an_attention_whose_mask_needs_a_gradient_keeps_the_mask_in_whole_rows(length):
+    query = torch.randn(2, 4, length, 8, requires_grad=True)
+    bias, saved = torch.randn(2, 4, length, length, requires_grad=True), []
+    keep = lambda t: saved.append((t.shape, t.untyped_storage().nbytes())) or t  # noqa: E731
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, MirroredDevice("cuda"):
+        q, b = (mode.from_tensor(t) for t in (query, bias))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = nn.functional.scaled_dot_product_attention(q, q, q, b, dropout_p=0.1)
+        out.sum().backward()
+    scores = [nbytes for shape, nbytes in saved if shape == (2, 4, length, length)]
+    assert scores == [2 * 4 * length * 16 * 4]
+    assert out.shape == query.shape and b.grad.shape == bias.shape
+
+
+def test_an_attentions_backward_on_a_gpu_holds_a_map_of_fp32_beside_its_results(cuda_autocast):
+    def forward(m, x):
+        return nn.functional.scaled_dot_product_attention(*(part(x).view(2, 1, 16, 32) for part in m))
+
+    found = []
+    for device in ("cpu", "meta"):
+        model, x = (
+            Apply(forward, *(nn.Linear(32, 32) for _ in range(3))).to(device),
+            torch.empty(2, 16, 32, device=device),
+        )
+        graph = gistkit.capture(model, (x,), backward=True)
+        found.append(
+            {t.transient_bytes for t in graph.tasks if t.op.startswith("scaled_dot") and t.phase == "backward"}
+        )
+    assert found == [{0}, {2 * 16 * 32 * 4}]

@@ -29,6 +29,11 @@ _REDUCED = {
     _aten.soft_margin_loss.default,
 }
 """Losses whose scalar keeps the storage in which the loss of every element was laid; a fake one does not show that."""
+_ATTENTION_BACKWARD = {
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+    _aten._scaled_dot_product_efficient_attention_backward.default,
+}
+"""CUDA's hold a map of fp32 as large as the queries beside their results (measured on an H200, fp32 and bf16)."""
 _DRAWING = frozenset(("dropout_p", "dropout", "train", "training"))
 """Arguments without which nothing is drawn: attention, recurrent layers, ``native_dropout``, RReLU."""
 Key = tuple[str, int | None, str]
@@ -254,7 +259,8 @@ class Tracer(TorchDispatchMode):
             elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
             self._note(out).nbytes = elements * out.element_size()
         self._write_down(span, func, args, kwargs, out, read, made)
-        span.peak_bytes = max(span.peak_bytes, self._poll())
+        inside = 0 if self._on_cpu or func not in _ATTENTION_BACKWARD else 4 * args[1].numel()
+        span.peak_bytes = max(span.peak_bytes, self._poll() + inside)
         return out
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
