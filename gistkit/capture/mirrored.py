@@ -84,21 +84,28 @@ def _attention(
     if mask is not None and not _is_narrow(query):
         if mask.dtype is torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
-        mask = mask.expand(*query.shape[:-1], key.shape[-2])
+        mask = _aligned(mask).expand(*query.shape[:-1], key.shape[-2])
     return func(query, key, value, mask, 0.0, *args, **kwargs)
 
 
 def _with_bias(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, dropout: float, **words: Any
 ) -> torch.Tensor:
-    """An attention whose mask needs a gradient: CUDA's kernel keeps the mask, in rows of a multiple of 8."""
+    """An attention whose mask needs a gradient: CUDA's kernel keeps the mask."""
     if torch.is_autocast_enabled("cpu"):
         query, key, value, bias = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value, bias))
-    length = bias.shape[-1]
-    bias = torch.nn.functional.pad(bias, (0, -length % 8))[..., :length] if length % 8 else bias
-    bias = bias.expand(*query.shape[:-1], key.shape[-2])
+    bias = _aligned(bias).expand(*query.shape[:-1], key.shape[-2])
     scale = {"scale": words.get("scale")}
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout, **scale)[0]
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The mask, or the copy that CUDA's kernel makes where rows do not lie at multiples of 8 elements."""
+    *strides, last = mask.stride()
+    if last == 1 and not any(stride % 8 for stride in strides):
+        return mask
+    length = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
 
 
 def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool) -> bool:

@@ -122,18 +122,18 @@ def test_an_attention_of_fp32_keeps_its_mask_as_additions_for_all_heads():
     assert ((2, 4, 16, 16), torch.float32, 2 * 16 * 16 * 4) in saved
 
 
-@pytest.mark.parametrize("length", [16, 12])
-def test_an_attention_whose_mask_needs_a_gradient_keeps_the_mask_in_whole_rows(length):
+@pytest.mark.parametrize(("length", "by_rows", "row"), [(16, True, 16), (12, True, 16), (16, False, 24)])
+def test_an_attention_whose_mask_needs_a_gradient_keeps_the_mask_or_an_aligned_copy(length, by_rows, row):
     query = torch.randn(2, 4, length, 8, requires_grad=True)
-    bias, saved = torch.randn(2, 4, length, length, requires_grad=True), []
+    bias, saved = torch.randn(2, 4, length, length), []
+    bias = (bias if by_rows else bias.mT.contiguous().mT).requires_grad_()
     keep = lambda t: saved.append((t.shape, t.untyped_storage().nbytes())) or t  # noqa: E731
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, MirroredDevice("cuda"):
         q, b = (mode.from_tensor(t) for t in (query, bias))
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = nn.functional.scaled_dot_product_attention(q, q, q, b, dropout_p=0.1)
         out.sum().backward()
-    scores = [nbytes for shape, nbytes in saved if shape == (2, 4, length, length)]
-    assert scores == [2 * 4 * length * 16 * 4]
+    assert [nbytes for shape, nbytes in saved if shape == (2, 4, length, length)] == [2 * 4 * length * row * 4]
     assert out.shape == query.shape and b.grad.shape == bias.shape
 
 
