@@ -126,6 +126,24 @@ def test_of_one_products_queries_keys_and_values_all_are_rounded_or_none(monkeyp
     assert len(found) >= 3 and all(v.untyped_storage().nbytes() == size for v in found)  # without the gaps of the parts
 
 
+def test_the_places_of_a_grid_sample_are_not_rounded():
+    """Neighbours of a rounded place are others: gradients had nothing to do with plain's."""
+
+    class Samples(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.places = nn.Linear(2, 2)
+
+        def forward(self, x, y):
+            grid = self.places(y).view(2, 64, 64, 2).tanh()
+            return F.grid_sample(x.sin(), grid, align_corners=False).square().mean()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 3, 16, 16), torch.rand(8192, 2)
+    _, (graph,) = run(lambda m, x, y: m(x, y), Samples(), [(x, y)], Settings(lossy="fp8s"))
+    assert {row.form for row in graph.rows if "grid_sample" in row.reason} == {"dense"}
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 def test_logits_stay_exact_and_short_rows_of_norms_are_bf16(narrow):
     """Under a budget, which asks for bytes before time, the rows are fp8s as well."""

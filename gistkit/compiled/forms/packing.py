@@ -147,18 +147,18 @@ def stays_exact(pair: Pair, node: fx.Node, rounding: Rounding) -> str | None:
         return "others are read as parts of it"
     if node.target is operator.getitem and node.args[1] != 0 and "attention" in str(node.args[0].target):  # type: ignore
         return "a statistic of an attention"
-    if _exponentiated(pair.place(node)) or _is_bias(pair.place(node)):
+    if _exponentiated(pair.place(node)) or _is_given(pair.place(node), "attention", "attn_mask", "attn_bias"):
         return "backward exponentiates it"
-    return f"less than {LEAST_SHARE:.1%} of what is kept" if storage_bytes(node) < rounding.least_bytes else None
+    few = f"less than {LEAST_SHARE:.1%} of what is kept" if storage_bytes(node) < rounding.least_bytes else None
+    return "the places of a grid_sample" if _is_given(pair.place(node), "grid_sampler", "grid") else few
 
 
-def _is_bias(node: fx.Node) -> bool:
-    """Whether an attention adds a node, or a view of it, to its logits: a mask, whose infinities no scale holds."""
-    for user in node.users:
-        named = compat.operands(user) if "attention" in str(user.target) else {}
-        if node in (named.get("attn_mask"), named.get("attn_bias")):
-            return True
-    return any(_is_bias(user) for user in node.users if is_view(user))
+def _is_given(node: fx.Node, op: str, *names: str) -> bool:
+    """Whether an operator takes a node, or a view of it, by one of the names: an attention's mask, whose infinities no
+    scale holds; where a grid_sample reads, as neighbours of a rounded place are others."""
+    given = [compat.operands(user) for user in node.users if op in str(user.target)]
+    further = (_is_given(user, op, *names) for user in node.users if is_view(user))
+    return any(node in map(g.get, names) for g in given) or any(further)
 
 
 def own_kernels(pair: Pair, node: fx.Node, form: Narrow) -> int:
