@@ -101,8 +101,8 @@ class Writer:
         makes = call.makes
         if type(result) is not torch.Tensor or len(makes) > 1:
             return False
-        for leaf, storage, where in makes:
-            if leaf or geometry(result) != where:
+        for leaf, storage, (shape, stride, offset) in makes:
+            if leaf or result.shape != shape or result.stride() != stride or result.storage_offset() != offset:
                 return False
             self._note(result, storage)
         return True
