@@ -109,9 +109,11 @@ def _aligned(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool) -> bool:
-    """Whether CUDA has one, by ``torch._fused_sdp_choice`` of torch 2.11 on an H200. In fp32: heads of a multiple of 4
-    values, as many for keys as for queries. In bf16 and fp16 under a mask: heads of a multiple of 8 values; with fewer
-    heads for keys: of at most 256, and no mask that needs a gradient."""
+    """Whether CUDA has one, by ``torch._fused_sdp_choice`` of torch 2.11 on an H200, of four dimensions. In fp32: heads
+    of a multiple of 4 values, as many for keys as for queries. In bf16 and fp16 under a mask: heads of a multiple of 8
+    values; with fewer heads for keys: of at most 256, and no mask that needs a gradient."""
+    if query.dim() != 4:
+        return False
     width, few = query.shape[-1], enable_gqa and query.shape[-3] != key.shape[-3]
     if not _is_narrow(query):
         return query.dtype is torch.float32 and width % 4 == 0 and not few

@@ -152,3 +152,10 @@ def test_an_attentions_backward_on_a_gpu_holds_a_map_of_fp32_beside_its_results(
             {t.transient_bytes for t in graph.tasks if t.op.startswith("scaled_dot") and t.phase == "backward"}
         )
     assert found == [{0}, {2 * 16 * 32 * 4}]
+
+
+def test_an_attention_of_three_dimensions_keeps_its_probabilities():
+    query, saved = torch.randn(2, 16, 8, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), id), MirroredDevice("cuda"):
+        nn.functional.scaled_dot_product_attention(query, query, query)
+    assert (2, 16, 16) in saved

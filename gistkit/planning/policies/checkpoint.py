@@ -112,6 +112,7 @@ def _narrow(
     for place, following in pairwise(crossing):
         new, behind = (set(c.blocks).difference(known.blocks) for c in (place, following))
         added, there = _bytes(graph, new), all(graph.blocks[b].saved >= 0 for b in new)
+        there = there and all(graph.blocks[b].storage >= 0 for b in place.blocks)
         if there and 0 < _WIDE * added <= sums(place.task) - sums(begun) and _bytes(graph, behind) > added:
             known, begun = place, place.task
             yield place.blocks[-1], place
