@@ -155,7 +155,8 @@ def test_an_attentions_backward_on_a_gpu_holds_a_map_of_fp32_beside_its_results(
 
 
 def test_an_attention_of_three_dimensions_keeps_its_probabilities():
-    query, saved = torch.randn(2, 16, 8, requires_grad=True), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape), id), MirroredDevice("cuda"):
-        nn.functional.scaled_dot_product_attention(query, query, query)
+    query, bias, saved = torch.randn(2, 16, 8, requires_grad=True), torch.randn(16, 16, requires_grad=True), []
+    keep = lambda t: saved.append(t.shape) or t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), MirroredDevice("cuda"):
+        nn.functional.scaled_dot_product_attention(query, query, query, bias).sum().backward()
     assert (2, 16, 16) in saved
