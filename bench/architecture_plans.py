@@ -44,7 +44,7 @@ STEPS_OF: dict[str, tuple[bool, str | None]] = {
     "fp32": (False, None), "bf16": (True, None), "fp32 85%": (False, "85%"), "fp32 65%": (False, "65%"),
     "fp32 40%": (False, "40%"), "bf16 80%": (True, "80%"), "bf16 50%": (True, "50%"),
 }  # fmt: skip
-"""Of a step: whether under autocast, and its budget."""
+"""Of a step: whether under autocast, and its budget; of RIVALS CHECKPOINTS in place of one."""
 CHECKPOINTS = "checkpoints"
 RIVALS: dict[str, tuple[bool, str | None]] = {
     "fp32 checkpoints": (False, CHECKPOINTS),
@@ -142,13 +142,11 @@ def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget
     """A step's figures beside plain's."""
     bits, plain_peak, plain_s = plain
     model, plan = fresh(), None
-    if budget == CHECKPOINTS:
-        model = checkpointed(model)
-    elif budget:
+    if budget and budget != CHECKPOINTS:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
             plan = gistkit.plan(model, batch, loss_fn=lambda loss: loss, budget=budget, measure=False)
-    model = model if budget == CHECKPOINTS else gistkit.compress(model, plan)
-    found, peak, seconds = steps(model, batch, autocast)
+    prepared = checkpointed(model) if budget == CHECKPOINTS else gistkit.compress(model, plan)
+    found, peak, seconds = steps(prepared, batch, autocast)
     other = unequal(bits, found)
     row = {"unequal": len(other), "names": other[:NAMED], "of_plain": round(peak / plain_peak, 3)}
     if plan is not None and plan.budget_bytes is not None:

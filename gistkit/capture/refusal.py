@@ -103,7 +103,7 @@ def _remedy(part: str, model: torch.nn.Module, error: Exception) -> str:
     if isinstance(error, DataDependentOutputException):
         compare = (torch.nn.TransformerEncoder, torch.nn.TransformerDecoder)
         compares = any(isinstance(module, compare) for module in model.modules())
-        given = "pass is_causal or tgt_is_causal beside a mask, which torch.nn's transformers compare else; " * compares
+        given = "pass is_causal or tgt_is_causal, without which torch.nn's transformers look at masks, or " * compares
         return (
             f"the {part} asks a tensor for its values (item(), float(), if), and here there are none: {given}take that "
             f"out of it, or {_WITHOUT}"

@@ -34,7 +34,7 @@ class Undone(Unsaved):
 def test_a_transformer_of_torch_is_told_whether_its_mask_is_causal():
     model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(4)
-    with pytest.raises(gistkit.CaptureError, match="pass is_causal or tgt_is_causal beside a mask"):
+    with pytest.raises(gistkit.CaptureError, match="pass is_causal or tgt_is_causal, without which"):
         gistkit.capture(model, (torch.randn(2, 4, 8), mask))
     assert gistkit.capture(model, (torch.randn(2, 4, 8), mask), {"is_causal": True}).calls
 

@@ -26,7 +26,7 @@ _AROUND_ROOT = (0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
 
 
 _APART = 0.15  # of the bytes that are held: places with more between them are far apart
-_WIDE = 2  # times the bytes that a further place adds to those read across the one before, at least, lie between them
+_WIDE = 2  # times the bytes that the second of two such places adds to what is read across are held between them
 
 
 class Cut(NamedTuple):
@@ -34,9 +34,6 @@ class Cut(NamedTuple):
 
     task: int
     blocks: tuple[int, ...]
-
-    def storages(self, graph: SavedGraph) -> tuple[int, ...]:
-        return tuple(graph.blocks[b].storage for b in self.blocks)
 
 
 def checkpoint(
@@ -51,7 +48,7 @@ def checkpoint(
     own, replays, simulator = own_decisions(graph), Replays(graph, captured=costs.captured), Simulator(graph, costs)
     plans, small = [], small_storages(graph)
     for chosen in (evenly(graph, places, count) for count in counts):
-        boundaries = {s for c in chosen for s in c.storages(graph)}
+        boundaries = {graph.blocks[b].storage for c in chosen for b in c.blocks}
         kept = tuple(d for d in own if d.storage not in boundaries)
         dense = {d.storage for d in kept} | replays.own | replays.late | small
         decisions = tuple(replays.able((*kept, *rerun_between(graph, chosen, dense))))
@@ -72,9 +69,9 @@ def small_storages(graph: SavedGraph) -> set[int]:
 
 def cuts(graph: SavedGraph) -> tuple[Cut, ...]:
     """The places where one block alone is read across, in order; the last of those with the same block. Where these
-    are far apart, also the places between that add few bytes to what is read across the one before, and the next task
-    more. The step's inputs and targets are there whatever is cut; what does not come of both them and parameters, as a
-    mask or a bias by position, is there or made anew."""
+    are far apart, also places between them: those that add few bytes to what is read across the place before, where a
+    cut behind the next task would add more. The step's inputs and targets are there whatever is cut; what does not
+    come of both them and parameters, as a mask or a bias by position, is there or made anew."""
     crossing = _crossing(graph)
     found = {c.blocks[-1]: c for c in crossing if len(c.blocks) == 1}
     sums, places = _held_until(graph), [*found.values()]
@@ -107,7 +104,7 @@ def _crossing(graph: SavedGraph) -> list[Cut]:
 def _narrow(
     graph: SavedGraph, crossing: list[Cut], before: Cut | None, sums: Callable[[int], int]
 ) -> Iterator[tuple[int, Cut]]:
-    """The further places among those behind ``before``, by their youngest block, where backward needs what is added."""
+    """The further places behind ``before``, by their youngest block. What they add is saved for backward anyhow."""
     known, begun = before or Cut(-1, ()), before.task if before else -1
     for place, following in pairwise(crossing):
         new, behind = (set(c.blocks).difference(known.blocks) for c in (place, following))

@@ -70,6 +70,21 @@ def test_networks_with_skips_or_two_streams_are_cut_and_run_again_bit_for_bit(na
         model.zero_grad()
 
 
-def test_a_chain_of_blocks_is_cut_where_one_map_crosses_alone():
-    graph = gistkit.capture(gistkit.zoo.resnet18(num_classes=4), (torch.randn(2, 3, 64, 64),), backward=True)
-    assert {len(cut.blocks) for cut in cuts(graph)} == {1}
+class Blocks(nn.Module):
+    """Twelve of them, each of which widens what it has made of its input, and adds the input."""
+
+    def __init__(self):
+        super().__init__()
+        layers = lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 8))  # noqa: E731
+        self.inner = nn.ModuleList(layers() for _ in range(12))
+
+    def forward(self, x):
+        for inner in self.inner:
+            x = x + inner(x).sigmoid()
+        return x.mean()
+
+
+def test_where_one_map_crosses_often_no_place_between_is_taken():
+    graph = gistkit.capture(Blocks(), (torch.randn(512, 8),), backward=True)
+    found = cuts(graph)
+    assert len(found) >= 12 and {len(cut.blocks) for cut in found} == {1}
