@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -74,9 +73,8 @@ def _attention(
     dropout, for which the CPU has no fused kernel; that of fp32 keeps the mask as additions, expanded to all heads, and
     one whose mask needs a gradient keeps that mask."""
     mask, dropout = kwargs.pop("attn_mask", mask), kwargs.pop("dropout_p", dropout)
-    if not _has_fused_kernel(query, key, mask, kwargs.get("enable_gqa", False)):
-        with sdpa_kernel(SDPBackend.MATH):
-            return func(query, key, value, mask, dropout, *args, **kwargs)
+    if not _has_fused_kernel(query, key, value, mask, kwargs.get("enable_gqa", False)):
+        return _composed(query, key, value, mask, dropout, *args, **kwargs)
     if mask is not None and mask.requires_grad:
         return _with_bias(query, key, value, mask, dropout, **kwargs)
     if dropout:
@@ -88,31 +86,63 @@ def _attention(
     return func(query, key, value, mask, 0.0, *args, **kwargs)
 
 
+def _composed(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """An attention by PyTorch's operators for all devices, with CUDA's dropout, which keeps a mask of bytes."""
+    query, key, value, mask = _as_autocast(query, key, value, mask)
+    given, root = query.dtype, (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
+    query, key, value = (t.float() if t.dtype in _NARROW else t for t in (query, key, value))
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    if is_causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    with torch.autocast("cpu", enabled=False):
+        scores = (query * root) @ (key.mT * root)
+        if mask is not None:
+            scores.add_(mask)
+        shares = torch.ops.aten._safe_softmax(scores, -1)
+        if dropout:
+            shares = torch.ops.aten.native_dropout(shares, dropout, True)[0]
+        return (shares @ value).to(given)
+
+
 def _with_bias(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor, dropout: float, **words: Any
 ) -> torch.Tensor:
     """An attention whose mask needs a gradient: CUDA's kernel keeps the mask."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value, bias = (t.to(torch.get_autocast_dtype("cpu")) for t in (query, key, value, bias))
+    query, key, value, bias = _as_autocast(query, key, value, bias)
     bias = _aligned(bias).expand(*query.shape[:-1], key.shape[-2])
     scale = {"scale": words.get("scale")}
     return torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, True, dropout, **scale)[0]
 
 
+def _as_autocast(*given: Any) -> list[Any]:
+    dtype = torch.get_autocast_dtype("cpu")
+    narrow = torch.is_autocast_enabled("cpu")
+    return [t.to(dtype) if narrow and t is not None and t.is_floating_point() else t for t in given]
+
+
 def _aligned(mask: torch.Tensor) -> torch.Tensor:
     """The mask, or the copy that CUDA's kernel makes where rows do not lie at multiples of 8 elements."""
-    *strides, last = mask.stride()
-    if last == 1 and not any(stride % 8 for stride in strides):
+    if not any(stride % 8 for stride in mask.stride()[:-1]):
         return mask
     length = mask.shape[-1]
     return torch.nn.functional.pad(mask, (0, 8 - length % 8))[..., :length]
 
 
-def _has_fused_kernel(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool) -> bool:
-    """Whether CUDA has one, by ``torch._fused_sdp_choice`` of torch 2.11 on an H200, of four dimensions. In fp32: heads
-    of a multiple of 4 values, as many for keys as for queries. In bf16 and fp16 under a mask: heads of a multiple of 8
-    values; with fewer heads for keys: of at most 256, and no mask that needs a gradient."""
-    if query.dim() != 4:
+def _has_fused_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, enable_gqa: bool
+) -> bool:
+    """Whether CUDA has one, by ``torch._fused_sdp_choice`` of torch 2.11 on an H200, of four dimensions whose last one
+    is contiguous, the mask's too. In fp32: heads of a multiple of 4 values, as many for keys as for queries. In bf16
+    and fp16 under a mask: heads of a multiple of 8 values; with fewer heads for keys: of at most 256, and no mask that
+    needs a gradient."""
+    rows = (query, key, value) if mask is None else (query, key, value, mask)
+    if query.dim() != 4 or any(t.stride(-1) != 1 for t in rows):
         return False
     width, few = query.shape[-1], enable_gqa and query.shape[-3] != key.shape[-3]
     if not _is_narrow(query):

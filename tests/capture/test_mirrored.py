@@ -7,6 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit.capture.mirrored import MirroredDevice
+from gistkit.capture.step.reductions import partial_bytes
 from tests.support.graphs import Apply
 
 
@@ -122,8 +123,12 @@ def test_an_attention_of_fp32_keeps_its_mask_as_additions_for_all_heads():
     assert ((2, 4, 16, 16), torch.float32, 2 * 16 * 16 * 4) in saved
 
 
-@pytest.mark.parametrize(("length", "by_rows", "row"), [(16, True, 16), (12, True, 16), (16, False, 24)])
-def test_an_attention_whose_mask_needs_a_gradient_keeps_the_mask_or_an_aligned_copy(length, by_rows, row):
+@pytest.mark.parametrize(
+    ("length", "by_rows", "kept"),
+    [(16, True, [8 * 16 * 16 * 4]), (12, True, [8 * 12 * 16 * 4]), (16, False, [8 * 16 * 16 * 4, 8 * 16 * 16])],
+)
+def test_an_attention_whose_mask_needs_a_gradient_keeps_it_or_an_aligned_copy_or_has_no_kernel(length, by_rows, kept):
+    """The mask, or its copy with rows of 16; by columns the probabilities, and the dropout's mask in bytes."""
     query = torch.randn(2, 4, length, 8, requires_grad=True)
     bias, saved = torch.randn(2, 4, length, length), []
     bias = (bias if by_rows else bias.mT.contiguous().mT).requires_grad_()
@@ -133,7 +138,7 @@ def test_an_attention_whose_mask_needs_a_gradient_keeps_the_mask_or_an_aligned_c
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             out = nn.functional.scaled_dot_product_attention(q, q, q, b, dropout_p=0.1)
         out.sum().backward()
-    assert [nbytes for shape, nbytes in saved if shape == (2, 4, length, length)] == [2 * 4 * length * row * 4]
+    assert [nbytes for shape, nbytes in saved if shape == (2, 4, length, length)] == kept
     assert out.shape == query.shape and b.grad.shape == bias.shape
 
 
@@ -160,3 +165,24 @@ def test_an_attention_of_three_dimensions_keeps_its_probabilities():
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), MirroredDevice("cuda"):
         nn.functional.scaled_dot_product_attention(query, query, query, bias).sum().backward()
     assert (2, 16, 16) in saved
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "nbytes"),
+    [((16384, 768), [0], 96 << 20), ((16384, 3072), [0], 132 << 20), ((16, 1024, 768), [1], 96 << 20)],
+)
+def test_sums_of_a_gpu_hold_partial_results(shape, dims, nbytes):
+    """As the biases' gradients of an SD3 on an H200 did; none where what is summed lies side by side."""
+    x, op = torch.empty(shape, device="meta"), torch.ops.aten.sum.dim_IntList
+    assert partial_bytes(op, (x, dims), x.sum(dims)) == nbytes
+    last = [x.dim() - 1]
+    assert partial_bytes(op, (x, last), x.sum(last)) == partial_bytes(torch.ops.aten.exp.default, (x,), x) == 0
+
+
+def test_a_linears_backward_on_a_gpu_holds_the_partial_results_of_its_biass_gradient(cuda_autocast):
+    found = []
+    for device, bias in (("cpu", True), ("meta", True), ("meta", False)):
+        model, x = nn.Sequential(nn.Linear(32, 64, bias=bias).to(device)), torch.empty(4096, 32, device=device)
+        graph = gistkit.capture(model, (x,), backward=True)
+        found.append(max(t.transient_bytes for t in graph.tasks))
+    assert found[0] == found[2] == 0 < found[1]

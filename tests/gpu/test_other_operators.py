@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend
 
 import gistkit
 from gistkit.capture.mirrored import _has_fused_kernel
+from gistkit.capture.step.reductions import partial_bytes
 from tests.runtime.recompute.test_other_operators import attentions, norms, steps
 from tests.support.graphs import Apply
 
@@ -49,12 +50,35 @@ def test_the_kernels_of_attentions_are_those_that_captures_take_for_cudas(dtype)
     """Which attentions keep their probabilities, by heads, widths and masks; torch 2.11 on an H200."""
     words = {"device": "cuda", "dtype": dtype, "requires_grad": True}
     other = []
-    for heads, width, mask in itertools.product(
-        (4, 2), (64, 6, 20, 24, 72, 256, 320), ("none", "causal", "bool", "grad")
-    ):
+    masks = ("none", "causal", "bool", "grad", "columns", "one column")
+    for heads, width, mask in itertools.product((4, 2), (64, 6, 20, 24, 72, 256, 320), masks):
         query, key = torch.randn(2, 4, 64, width, **words), torch.randn(2, heads, 64, width, **words)
-        given = {"bool": torch.ones(64, 64, device="cuda") > 0, "grad": torch.zeros(64, 64, **words)}.get(mask)
-        kernel = torch._fused_sdp_choice(query, key, key, given, 0.0, mask == "causal", enable_gqa=heads < 4)
-        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(query, key, given, heads < 4):
+        bias = torch.zeros(64, 64, **words)
+        given = {"bool": bias > -1, "grad": bias, "columns": bias.mT, "one column": bias[:, :1].expand(64, 64)}
+        chosen = query, key, key, given.get(mask)
+        kernel = torch._fused_sdp_choice(*chosen, 0.0, mask == "causal", enable_gqa=heads < 4)
+        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(*chosen, heads < 4):
             other.append((heads, width, mask, kernel))
+    by_columns = torch.randn(2, 4, 64, 64, **words).mT
+    for chosen in itertools.product((by_columns, query := by_columns.contiguous()), repeat=3):
+        kernel = torch._fused_sdp_choice(*chosen)
+        if (kernel != SDPBackend.MATH.value) != _has_fused_kernel(*chosen, None, False):
+            other.append((tuple(t is query for t in chosen), kernel))
+    assert not other
+
+
+def test_sums_hold_what_captures_take_for_their_partial_results():
+    words, other = {"device": "cuda"}, []
+    shapes = (((16384, 768), [0]), ((16, 1024, 3072), [1]), ((1 << 20, 24), [0]), ((64, 128, 31, 7), [1, 2]))
+    last = ((64, 56, 56, 64), [0, 1, 2]), ((512, 1000), [0]), ((4096, 4096), [1]), ((64, 64, 32, 32), [0, 2, 3])
+    for (shape, dims), dtype in itertools.product((*shapes, *last), (torch.float32, torch.bfloat16)):
+        x = torch.ones(shape, dtype=dtype, **words)
+        for op in (torch.ops.aten.sum.dim_IntList, torch.ops.aten.mean.dim):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            out = op(x, dims, True)
+            found = torch.cuda.max_memory_allocated() - before
+            expected = partial_bytes(op, (x, dims, True), out)
+            if abs(found - expected) > 64 << 10:  # the result, and counters
+                other.append((shape, dims, dtype, op, found, expected))
     assert not other

@@ -17,6 +17,7 @@ from gistkit.capture.fakes import DEVICE, Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unasked_bytes
+from gistkit.capture.step.reductions import partial_bytes
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
@@ -259,9 +260,14 @@ class Tracer(TorchDispatchMode):
             elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
             self._note(out).nbytes = elements * out.element_size()
         self._write_down(span, func, args, kwargs, out, read, made)
-        inside = 0 if self._on_cpu or func not in _ATTENTION_BACKWARD else 4 * args[1].numel()
-        span.peak_bytes = max(span.peak_bytes, self._poll() + inside)
+        span.peak_bytes = max(span.peak_bytes, self._poll() + self._inside_bytes(func, args, out))
         return out
+
+    def _inside_bytes(self, func: Any, args: tuple, out: Any) -> int:
+        """What a GPU's operator holds beside operands and results."""
+        if self._on_cpu:
+            return 0
+        return 4 * args[1].numel() if func in _ATTENTION_BACKWARD else partial_bytes(func, args, out)
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run one operator of a span; for subclasses to time."""
