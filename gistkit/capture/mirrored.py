@@ -9,6 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from gistkit.capture.calls import bind
+
 _RESIZES = ("interpolate", "upsample")
 _WIDENED = frozenset(
     "__pow__ acos asin cosh cosine_similarity dist erfinv exp expm1 group_norm interpolate layer_norm log log10 log1p "
@@ -62,7 +64,15 @@ class MirroredDevice(TorchFunctionMode):
             return func(x.contiguous(), *others, **kwargs)
         if name == "scaled_dot_product_attention":
             return _attention(func, *args, **kwargs)
+        return _dropout(func, *args, **kwargs) if name == "dropout" else func(*args, **kwargs)
+
+
+def _dropout(func: Callable, *args: Any, **kwargs: Any) -> Any:
+    """A dropout as CUDA's, which keeps a mask of bytes instead of what the CPU's multiplies by."""
+    bound: Any = bind(func, args, kwargs)
+    if bound is None or not bound.training or bound.inplace or not 0 < bound.p < 1 or not bound.x.numel():
         return func(*args, **kwargs)
+    return torch.ops.aten.native_dropout(bound.x, bound.p, True)[0]
 
 
 def _attention(

@@ -167,6 +167,14 @@ def test_an_attention_of_three_dimensions_keeps_its_probabilities():
     assert (2, 16, 16) in saved
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_dropout_keeps_a_mask_of_bytes_but_in_place(cuda_autocast, inplace):
+    model = Apply(lambda m, x: nn.functional.dropout(m[0](x), 0.1, inplace=inplace), nn.Linear(32, 32)).to("meta")
+    graph = gistkit.capture(model, (torch.empty(16, 32, device="meta"),), backward=True)
+    (dropout,) = (c for c in graph.calls if c.op == "dropout")
+    assert [graph.storages[s.storage].dtype for s in dropout.saves] == ["bfloat16" if inplace else "bool"]
+
+
 @pytest.mark.parametrize(
     ("shape", "dims", "nbytes"),
     [((16384, 768), [0], 96 << 20), ((16384, 3072), [0], 132 << 20), ((16, 1024, 768), [1], 96 << 20)],
