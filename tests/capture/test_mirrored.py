@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit.capture.mirrored import MirroredDevice
-from gistkit.capture.step.reductions import partial_bytes
+from gistkit.capture.step.cuda_scratch import partial_bytes
 from tests.support.graphs import Apply
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 
 import gistkit
 from gistkit.capture.mirrored import _has_fused_kernel
-from gistkit.capture.step.reductions import partial_bytes
+from gistkit.capture.step.cuda_scratch import partial_bytes, scratch_bytes
 from tests.runtime.recompute.test_other_operators import attentions, norms, steps
 from tests.support.graphs import Apply
 
@@ -82,3 +82,28 @@ def test_sums_hold_what_captures_take_for_their_partial_results():
             if abs(found - expected) > 16 << 10:  # counters
                 other.append((shape, dims, dtype, op, found, expected))
     assert not other
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_operators_that_sort_indices_hold_what_captures_take(deterministic):
+    def made(op, *args):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = op(*args)
+        found = torch.cuda.max_memory_allocated() - before
+        return found - out.untyped_storage().nbytes(), scratch_bytes(op, args, out)
+
+    rows, source = torch.randint(0, 500, (1 << 18,), device="cuda"), torch.randn(1 << 18, 8, device="cuda")
+    zeros, places = torch.zeros(500, 8, device="cuda"), rows[:, None].expand(-1, 8)
+    aten, before = torch.ops.aten, torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+    try:
+        found = [
+            made(aten.index_put.default, zeros, [rows], source, True),
+            made(aten.embedding_dense_backward.default, source, rows, 500, -1, False),
+            made(aten.scatter_add.default, zeros, 0, places, source),
+        ]
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert [expected > 0 for _, expected in found] == [True, True, deterministic]
+    assert all(abs(held - expected) <= 0.02 * expected + (64 << 10) for held, expected in found), found

@@ -17,7 +17,7 @@ from gistkit.capture.fakes import DEVICE, Fakes
 from gistkit.capture.ledger import dtype_name, tensors_in
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.step.conv_backward import CONV_BACKWARD, reads_input, unasked_bytes
-from gistkit.capture.step.reductions import partial_bytes
+from gistkit.capture.step.cuda_scratch import scratch_bytes
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 GRADIENT_SUM = "add"
@@ -30,11 +30,6 @@ _REDUCED = {
     _aten.soft_margin_loss.default,
 }
 """Losses whose scalar keeps the storage in which the loss of every element was laid; a fake one does not show that."""
-_ATTENTION_BACKWARD = {
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    _aten._scaled_dot_product_efficient_attention_backward.default,
-}
-"""CUDA's hold a map of fp32 as large as the queries beside their results (measured on an H200, fp32 and bf16)."""
 _DRAWING = frozenset(("dropout_p", "dropout", "train", "training"))
 """Arguments without which nothing is drawn: attention, recurrent layers, ``native_dropout``, RReLU."""
 Key = tuple[str, int | None, str]
@@ -260,14 +255,9 @@ class Tracer(TorchDispatchMode):
             elements = torch.broadcast_shapes(*(t.shape for t in inputs)).numel()
             self._note(out).nbytes = elements * out.element_size()
         self._write_down(span, func, args, kwargs, out, read, made)
-        span.peak_bytes = max(span.peak_bytes, self._poll() + self._inside_bytes(func, args, out))
+        inside = 0 if self._on_cpu else scratch_bytes(func, args, out)
+        span.peak_bytes = max(span.peak_bytes, self._poll() + inside)
         return out
-
-    def _inside_bytes(self, func: Any, args: tuple, out: Any) -> int:
-        """What a GPU's operator holds beside operands and results."""
-        if self._on_cpu:
-            return 0
-        return 4 * args[1].numel() if func in _ATTENTION_BACKWARD else partial_bytes(func, args, out)
 
     def run(self, span: Span, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run one operator of a span; for subclasses to time."""
