@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves
@@ -24,6 +25,8 @@ _NORMS = {
 }
 """Norms with where they have weight, bias and running statistics among their arguments, as far as these are tensors."""
 _BATCH_NORMS = (_aten.native_batch_norm.default, _aten._native_batch_norm_legit.default)
+_BACKWARD_OF = (_aten.native_batch_norm_backward.default, _aten.native_layer_norm_backward.default)
+"""Their gradients lie in memory by rows or, a batch norm's, as its input; fake ones as the gradients that come in."""
 DEVICE = torch.ops.prim.device.default
 _NARROW = (torch.bfloat16, torch.float16)
 _HASHED = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size}
@@ -135,6 +138,12 @@ class Fakes(FakeTensorMode):
 
     def _as_real(self, func: Any, args: tuple, out: Any) -> Any:
         """The result with the dtypes and the tensors of a real one."""
+        if func in _BACKWARD_OF and out[0] is not None:
+            batch = func is _aten.native_batch_norm_backward.default
+            how = suggest_memory_format(args[1]) if batch else torch.contiguous_format
+            if not out[0].is_contiguous(memory_format=how):
+                with self:
+                    out = torch.empty_like(out[0], memory_format=how), *out[1:]
         if func is _aten.native_batch_norm_backward.default and self.on_cpu:
             return tuple(t if asked else None for t, asked in zip(out, args[-1], strict=True))
         if func is _aten.native_group_norm_backward.default and out[0] is not None and out[0].dtype != args[1].dtype:

@@ -55,3 +55,33 @@ def test_no_gradient_of_a_batch_norms_input_that_needs_none_is_remembered_for_ot
             found[on_cpu] = _aten.native_batch_norm_backward.default(*args)[0]
     assert found[True] is None
     assert found[False] is not None
+
+
+def layer_norm(x, grad):
+    ones = torch.ones(4)
+    _, *statistics = _aten.native_layer_norm.default(x, [4], ones, ones, 1e-5)
+    return _aten.native_layer_norm_backward.default(grad, x, [4], *statistics, ones, ones, [True] * 3)[0]
+
+
+def batch_norm(x, grad):
+    _, *statistics = _aten.native_batch_norm.default(x, *_NORM)
+    kept = None, None, None, *statistics
+    return _aten.native_batch_norm_backward.default(grad, x, *kept, True, 1e-5, [True, False, False])[0]
+
+
+@pytest.mark.parametrize("norm", [layer_norm, batch_norm])
+@pytest.mark.parametrize("by_columns", ["none", "input", "gradient"])
+def test_a_norms_gradient_lies_in_memory_as_a_real_one(norm, by_columns):
+    """As autograd gives them: a gradient through a mean over the places of a permuted map lies by columns."""
+
+    def made():
+        found = []
+        last = torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last)
+        for rows, columns in ((torch.ones(2, 3, 4), torch.ones(2, 4, 3).mT), (torch.ones(2, 3, 4, 4), last)):
+            x, grad = (columns if by_columns == which else rows for which in ("input", "gradient"))
+            found += [norm(x, grad).stride() for _ in range(2)]
+        return found
+
+    with Fakes(on_cpu=True):
+        fake = made()
+    assert fake == made()

@@ -187,6 +187,19 @@ def test_sums_of_a_gpu_hold_partial_results(shape, dims, nbytes):
     assert partial_bytes(op, (x, last), x.sum(last)) == partial_bytes(torch.ops.aten.exp.default, (x,), x) == 0
 
 
+def test_a_gather_on_a_gpu_sorts_its_places_in_backward_where_that_must_be_deterministic(cuda_autocast):
+    model = Apply(lambda m, x: m[0](x).gather(0, x.long()), nn.Linear(32, 32)).to("meta")
+    found = []
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
+        try:
+            graph = gistkit.capture(model, (torch.empty(16, 32, device="meta"),), backward=True)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        found.append(max(t.transient_bytes for t in graph.tasks if t.op == "gather"))
+    assert found[1] - found[0] == 48 * 16 * 32
+
+
 def test_a_linears_backward_on_a_gpu_holds_the_partial_results_of_its_biass_gradient(cuda_autocast):
     found = []
     for device, bias in (("cpu", True), ("meta", True), ("meta", False)):
