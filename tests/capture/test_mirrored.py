@@ -200,6 +200,13 @@ def test_a_gather_on_a_gpu_sorts_its_places_in_backward_where_that_must_be_deter
     assert found[1] - found[0] == 48 * 16 * 32
 
 
+def test_a_softmaxs_backward_on_a_gpu_holds_the_gradient_times_the_probabilities(cuda_autocast):
+    model = Apply(lambda m, x: m[0](x).softmax(-1), nn.Linear(32, 32)).to("meta")
+    graph = gistkit.capture(model, (torch.empty(16, 32, device="meta"),), backward=True)
+    found = [t.transient_bytes for t in graph.tasks if t.op == "softmax" and t.phase == "backward"]
+    assert found[0] == 16 * 32 * 4, found  # the second one is autocast's cast
+
+
 def test_a_linears_backward_on_a_gpu_holds_the_partial_results_of_its_biass_gradient(cuda_autocast):
     found = []
     for device, bias in (("cpu", True), ("meta", True), ("meta", False)):

@@ -25,6 +25,8 @@ def scratch_bytes(func: Any, args: tuple, out: Any) -> int:
     """Of an operator's call with result ``out``; measured on an H200 with torch 2.11."""
     if func in _ATTENTION_BACKWARD:  # a map of fp32 as large as the queries
         return 4 * args[1].numel()
+    if func is _aten._softmax_backward_data.default:  # the gradient times the probabilities
+        return args[0].numel() * args[0].element_size()
     kind = func.overloadpacket
     each = _SORTED.get(kind, 0)
     if not each and torch.are_deterministic_algorithms_enabled():
