@@ -1,11 +1,12 @@
 """Whether eager steps of many architectures keep their bits and their budgets on a GPU: the networks of
-:mod:`bench.architectures`, and in larger sizes BERT, a Llama, a T5 and networks of diffusers, where it is installed.
+:mod:`bench.architectures`, in larger sizes BERT, a Llama, a T5 and networks of diffusers, where it is installed, and
+any of timm's: ``timm/NAME``, of 16 images.
 
-    python -m bench.architecture_plans --out bench/results/NAME.jsonl [--only bert,swin] [--part 0/8] [--max-s 500]
+    python -m bench.architecture_plans --out bench/results/NAME.jsonl [--only bert,timm/dla34] [--measure] [--part 0/8]
 
 Each takes three steps of SGD in fp32 and three under bf16 autocast, plainly twice, by ``gistkit.compress`` and under
-plans with budgets (by the card's rates, ``measure=False``), the larger ones also plainly with their library's
-checkpoints. By step:
+plans with budgets (by the card's rates, or measured: cuDNN's workspace is known only then), the larger ones also
+plainly with their library's checkpoints. By step:
 
 * ``unequal``: how many losses and gradients have other bits than plain's, ``names``: of some.
 * ``of_plain``, ``of_budget``, ``of_predicted``: the highest peak of the three steps, by the CUDA allocator, over
@@ -27,6 +28,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,22 @@ DENOISERS: dict[str, tuple[str, dict[str, Any], tuple[int, ...], dict[str, tuple
 """Of diffusers: the class, its words, the shape of the images, and those of other inputs."""
 
 
+TIMM, IMAGES, LARGEST = "timm/", 16, 256
+"""How the names of timm's networks begin, the images of a batch, and their largest size."""
+
+
+class Classifier(nn.Module):
+    """A network that gives its cross entropy."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, sample: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found = self.model(sample)
+        return nn.functional.cross_entropy(found if isinstance(found, torch.Tensor) else found[0], labels)
+
+
 class Denoiser(nn.Module):
     """A network of diffusers that gives the mean square of its error."""
 
@@ -88,12 +106,18 @@ class Denoiser(nn.Module):
 
 
 def large(name: str) -> tuple[nn.Module, Batch]:
-    """One of LARGE or DENOISERS."""
+    """One of LARGE, of DENOISERS or of timm."""
     torch.manual_seed(0)
-    if name in DENOISERS:
+    if name.startswith(TIMM):
+        made = importlib.import_module("timm").create_model(name.removeprefix(TIMM), num_classes=100)
+        channels, *sides = made.default_cfg["input_size"]
+        model: nn.Module = Classifier(made)
+        shape = IMAGES, channels, *(min(side, LARGEST) for side in sides)
+        batch: Batch = {"sample": torch.randn(shape), "labels": torch.randint(0, 100, (IMAGES,))}
+    elif name in DENOISERS:
         kind, words, shape, others = DENOISERS[name]
-        model: nn.Module = Denoiser(getattr(importlib.import_module("diffusers"), kind)(**words))
-        batch: Batch = {"sample": torch.randn(shape), "noise": torch.randn(shape)}
+        model = Denoiser(getattr(importlib.import_module("diffusers"), kind)(**words))
+        batch = {"sample": torch.randn(shape), "noise": torch.randn(shape)}
         batch |= {key: torch.randn(size) for key, size in others.items()}
         batch["timestep"] = torch.randint(0, 1000, shape[:1])
     else:
@@ -111,6 +135,8 @@ def checkpointed(model: nn.Module) -> nn.Module:
     inner: Any = model.model
     if isinstance(model, Denoiser):
         inner.enable_gradient_checkpointing()
+    elif isinstance(model, Classifier):
+        inner.set_grad_checkpointing()
     else:
         inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
@@ -138,13 +164,15 @@ def steps(model: nn.Module, batch: Batch, autocast: bool) -> tuple[list[Bits], i
     return found, max(peaks), min(times)
 
 
-def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget: str | None, plain: Any) -> Any:
+def planned(
+    fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget: str | None, plain: Any, measure: bool
+) -> Any:
     """A step's figures beside plain's."""
     bits, plain_peak, plain_s = plain
     model, plan = fresh(), None
     if budget and budget != CHECKPOINTS:
         with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-            plan = gistkit.plan(model, batch, loss_fn=lambda loss: loss, budget=budget, measure=False)
+            plan = gistkit.plan(model, batch, loss_fn=lambda loss: loss, budget=budget, measure=measure)
     prepared = checkpointed(model) if budget == CHECKPOINTS else gistkit.compress(model, plan)
     found, peak, seconds = steps(prepared, batch, autocast)
     other = unequal(bits, found)
@@ -155,9 +183,9 @@ def planned(fresh: Callable[[], nn.Module], batch: Batch, autocast: bool, budget
     return {**row, "time": round(seconds / plain_s, 2)}
 
 
-def row(name: str) -> dict[str, Any]:
+def row(name: str, *, measure: bool = False) -> dict[str, Any]:
     """One network's row."""
-    is_large = name in (*LARGE, *DENOISERS)
+    is_large = name in (*LARGE, *DENOISERS) or name.startswith(TIMM)
     model, batch = large(name) if is_large else architectures.network(name)
     model.cpu()
 
@@ -167,12 +195,13 @@ def row(name: str) -> dict[str, Any]:
         return copy.deepcopy(model).cuda()
 
     plain = {autocast: steps(fresh(), batch, autocast) for autocast in (False, True)}
-    found: dict[str, Any] = {"kind": KIND, "model": name, "tensors": sum(map(len, plain[False][0]))}
+    tensors = sum(map(len, plain[False][0]))
+    found: dict[str, Any] = {"kind": KIND, "model": name, "tensors": tensors, "measured": measure}
     found["repeats"] = [not unequal(plain[a][0], steps(fresh(), batch, a)[0]) for a in (False, True)]
     found["plain_mib"] = [round(plain[a][1] / MIB, 1) for a in (False, True)]
     for label, (autocast, budget) in {**STEPS_OF, **(RIVALS if is_large else {})}.items():
         try:
-            found[label] = planned(fresh, batch, autocast, budget, plain[autocast])
+            found[label] = planned(fresh, batch, autocast, budget, plain[autocast], measure)
         except gistkit.BudgetError as error:
             found[label] = {"refused": {k: round(v / MIB, 1) for k, v in error.least_bytes.items()}}
         except Exception as error:  # what should not be
@@ -185,6 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join([*LARGE, *DENOISERS, *NETWORKS]))
+    parser.add_argument("--measure", action="store_true")
     parser.add_argument("--part", default="0/1")
     parser.add_argument("--max-s", type=float, default=float("inf"))
     words = parser.parse_args(argv)
@@ -193,7 +223,7 @@ def main(argv: list[str] | None = None) -> int:
     known = {found["model"] for found in read(words.out)} if words.out.exists() else set()
     part, parts = map(int, words.part.split("/"))
     names = [name for name in words.only.split(",")[part::parts] if name not in known]
-    for found in rows(names, words.max_s, row, KIND):
+    for found in rows(names, words.max_s, partial(row, measure=words.measure), KIND):
         with words.out.open("a") as file:
             file.write(json.dumps({**found, **environment("cuda"), "time_utc": utc()}) + "\n")
         print(found, flush=True)
