@@ -9,6 +9,7 @@ backward, and, if known, ``densities`` (``gistkit.report(model).densities``). Fu
 from __future__ import annotations
 
 import json
+import logging
 import math
 import statistics
 from collections.abc import Callable, Mapping
@@ -21,12 +22,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gistkit.api.capturing import step_on, with_least_rows
 from gistkit.capture import spread
-from gistkit.errors import MeasureError, quoted
+from gistkit.errors import MeasureError, PlanMismatchError, quoted
 from gistkit.ir import Plan, SavedGraph, from_json
 from gistkit.planning.cost import ANEW, HOST_FIGURES, CostTable, Hardware, StepTimes, cost_table, preset_name
 from gistkit.planning.simulate import PLAIN_POLICIES, simulate
 from gistkit.profiling import Work, all_tensors, device_name, step_times
 
+_log = logging.getLogger("gistkit")
 Measure = bool | str | Path | StepTimes | None
 """What ``measure=`` may be: True to measure, a file of times or the times themselves, False for the roofline, None to
 measure where the step is on a CUDA card that nobody named another for."""
@@ -62,8 +64,9 @@ def captured(
 ) -> tuple[SavedGraph, Hardware, StepTimes | None]:
     """The captured step and its hardware (:func:`step_on`), the times that ``measure`` asks for, None for False; where
     ``cut`` says so of the graph, with the step of the least rows. ``engines``: cuDNN's are measured, too, where they
-    can be. A step measured unasked that does not fit the card with one row has no times. Raises ValueError, TypeError,
-    CaptureError and MeasureError in the name of ``caller``."""
+    can be. A step measured unasked that does not fit the card with one row, or runs other tasks than its graph has, has
+    no times, and the log says why. Raises ValueError, TypeError, CaptureError, MeasureError and PlanMismatchError in the
+    name of ``caller``."""
     times, unasked = None, measure is None
     if measure is None:
         measure = which is None and on_cuda(model, batch)
@@ -82,9 +85,10 @@ def captured(
         work = Work(batch, {}) if loss_fn is None else Work(*spread(batch[0]), batch[1:], loss_fn)
         try:
             times = step_times(graph, hardware, model, work, engines=engines)
-        except MeasureError:
+        except (MeasureError, PlanMismatchError) as error:
             if not unasked:
                 raise
+            _log.warning("%s: by the card's rates, as the step could not be measured: %s", caller, error)
     return graph, hardware, times
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit import StepTimes, capture
+from gistkit.api import measuring
 from gistkit.api.measuring import costs_of
 from gistkit.ir import Plan
 from gistkit.planning.cost import HOST_FIGURES, cost_table
@@ -52,6 +53,19 @@ def test_measured_workspace_takes_the_place_of_the_predicted(times):
     assert {t: costs.workspace_bytes(t) for t in found} == found
     plan = gistkit.plan(model, x, hardware="h200", measure=measured)
     assert plan.peak_bytes > 64 * 2**20 + PRESETS["h200"].libraries_bytes
+
+
+def test_a_step_measured_unasked_that_cannot_be_is_planned_by_rates_and_the_log_says_so(monkeypatch, caplog):
+    def other(*_, **__):
+        raise gistkit.PlanMismatchError("the task 3", "a step without it", "measure this step")
+
+    model, x = step()
+    monkeypatch.setattr(measuring, "step_times", other)
+    with pytest.raises(gistkit.PlanMismatchError, match="the task 3"):
+        gistkit.plan(model, x, policy="plain", measure=True)
+    monkeypatch.setattr(measuring, "on_cuda", lambda model, batch: True)
+    assert gistkit.plan(model, x, policy="plain").prediction.measured is None
+    assert "the step could not be measured" in caplog.text and "the task 3" in caplog.text
 
 
 def test_measuring_changes_no_bit_of_anything():
