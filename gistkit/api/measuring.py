@@ -65,8 +65,8 @@ def captured(
     """The captured step and its hardware (:func:`step_on`), the times that ``measure`` asks for, None for False; where
     ``cut`` says so of the graph, with the step of the least rows. ``engines``: cuDNN's are measured, too, where they
     can be. A step measured unasked that does not fit the card with one row, or runs other tasks than its graph has, has
-    no times, and the log says why. Raises ValueError, TypeError, CaptureError, MeasureError and PlanMismatchError in the
-    name of ``caller``."""
+    no times, and the log says why. Raises ValueError, TypeError, CaptureError, MeasureError and PlanMismatchError in
+    the name of ``caller``."""
     times, unasked = None, measure is None
     if measure is None:
         measure = which is None and on_cuda(model, batch)
