@@ -151,6 +151,8 @@ class Engine:
         if self.plan is None and not self._gains(program):
             if not (program.may_gain_zeros and self._replans_next()):
                 return self._untouched(program, forward, args, kwargs)
+        if self._earlier is not None:
+            self._earlier.peak.begins(model, (args, kwargs))
         run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:

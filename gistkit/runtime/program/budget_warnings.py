@@ -6,7 +6,9 @@ non-zeros are counted before packing. On CUDA the count comes later, perhaps whe
 
 *Earlier forwards.* A budget counts one forward and its backward. A step that runs the model twice before backward, or
 that retains the graph, holds more. A forward has something left as long as a node that made one of its results lives
-and backward has not come to any of them: a step pays for a hook at those nodes alone."""
+and backward has not come to any of them: a step pays for a hook at those nodes alone.
+
+*More than planned*: :mod:`gistkit.runtime.program.step_peak`."""
 
 from __future__ import annotations
 
@@ -24,6 +26,7 @@ from gistkit.formats import item_bytes
 from gistkit.ir import Budget, Form, Plan, SavedStorage, numel
 from gistkit.nn.keep import is_retained
 from gistkit.runtime.program.stats import Observed
+from gistkit.runtime.program.step_peak import StepPeak
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ class PendingBackward:
 
     def __call__(self, grads: Any) -> None:
         if not is_retained():
+            if not self.begun and self._earlier.peak.watches:
+                torch.autograd.Variable._execution_engine.queue_callback(self._earlier.peak.ends)
             self.begun = True
         elif not self.begun:
             self._earlier.retains(self)
@@ -115,16 +120,19 @@ class PendingBackwards:
         self._budget, self._kept_bytes = budget, plan.kept_bytes
         self._left: list[weakref.ref[PendingBackward]] = []
         self._told = False
+        self.peak = StepPeak(budget)
 
     def follow(self, observed: Observed, out: Any) -> None:
         """A forward has ended: warn where it and earlier ones hold more than there is room for."""
-        if self._told:
+        if self._told and not self.peak.watches:
             return
         nodes = (out.grad_fn,) if isinstance(out, torch.Tensor) else {t.grad_fn for t in tensors_in(out)}
         left = PendingBackward(self, observed)
         for node in nodes:
             if node is not None:
                 node.register_prehook(left)
+        if self._told:
+            return
         found = [e for e in [ref() for ref in self._left] if e is not None and not e.begun]
         self._left = [weakref.ref(e) for e in (*found, left)]
         if found:
