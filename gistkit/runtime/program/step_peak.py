@@ -58,9 +58,9 @@ class StepPeak:
         self._steps = WATCHED[-1]
         warnings.warn(
             f"the budget of {total_bytes} bytes is exceeded by {over_bytes}: a step took {peak_bytes - there_bytes} "
-            f"bytes beside what was there before, of which {planned_bytes} are planned; an operator holds more than "
-            "the capture knows, or a convolution's workspace was not measured; plan with measure=True, or with "
-            f"{over_bytes} bytes more as reserved_bytes=",
+            f"bytes beside what was there before, of which {planned_bytes} are planned; an operator, or what runs "
+            "beside the model, holds more than the capture knows, or a convolution's workspace was not measured; plan "
+            f"with measure=True, or with {over_bytes} bytes more as reserved_bytes=",
             BudgetWarning,
             stacklevel=2,
         )
