@@ -315,6 +315,8 @@ class Engine:
             if self.plan is not None and self._budget is not None and not self._warned:
                 found = denser(self.plan, densities, {s.id: s for s in program.graph.storages})
                 self._warned = warn_of_excess(found, self._budget)
+                if self._warned and self._earlier is not None:
+                    self._earlier.peak.rests()
             if state.diverged:
                 self._changes[key] = times = self._changes.get(key, 0) + 1
                 if times <= CHANGES or times.bit_count() == 1:

@@ -45,6 +45,10 @@ class StepPeak:
     def watches(self) -> bool:
         return self._before is not None
 
+    def rests(self) -> None:
+        """Watch no more: why the budget is exceeded has been told."""
+        self._steps, self._before = WATCHED[-1], None
+
     def ends(self) -> None:
         """The backward of that forward has ended."""
         if self._before is None:
@@ -55,7 +59,7 @@ class StepPeak:
         over_bytes = peak_bytes - there_bytes + planned_bytes - total_bytes
         if peak_bytes <= highest_bytes or over_bytes <= ROUNDING * total_bytes:
             return
-        self._steps = WATCHED[-1]
+        self.rests()
         warnings.warn(
             f"the budget of {total_bytes} bytes is exceeded by {over_bytes}: a step took {peak_bytes - there_bytes} "
             f"bytes beside what was there before, of which {planned_bytes} are planned; an operator, or what runs "

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import gistkit
 from gistkit.runtime.program import step_peak
+from tests.runtime.budget.test_denser import ROWS, compressed, rows, step
 from tests.support.step_cases import block
 
 MIB = 2**20
@@ -49,6 +50,17 @@ def test_a_peak_above_the_budget_is_told_once_with_the_excess(card):
     with pytest.warns(gistkit.BudgetWarning, match=rf"is exceeded by {MIB}: .* {most + MIB - card['before']} bytes be"):
         steps(model, x, t, card, [most + MIB])
     steps(model, x, t, card, [most + MIB])
+
+
+def test_a_peak_of_payloads_denser_than_planned_is_told_as_such(card):
+    model, _ = compressed(0.25, room=100)
+    x = rows(*[0.25] * ROWS), rows(*[0.5] * ROWS)
+    step(model, x[0])
+    with pytest.warns(gistkit.BudgetWarning) as told:
+        card["highest"], made = 0, model(x[1])
+        card["highest"] = 2**32
+        made.sum().backward()
+    assert ["may be exceeded" in str(w.message) for w in told] == [True]
 
 
 def test_a_peak_that_an_earlier_step_reached_tells_nothing_of_this_one(card):
