@@ -61,6 +61,8 @@ class Fakes(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunction():  # TorchScript's calls leave function modes on: they would see this
+            if func is _aten.rand.default and _is_one_number(args[0], kwargs.get("device")):
+                return self._drawn(args[0], kwargs)
             known = self.recalled(func, args, kwargs)
             if known is not NotImplemented:
                 return known
@@ -80,6 +82,13 @@ class Fakes(FakeTensorMode):
         with no_dispatch():
             known = self._known.get(self._key(func, args, kwargs))
             return NotImplemented if known is None else self._again(*known, args)
+
+    def _drawn(self, size: Any, words: dict) -> FakeTensor:
+        """A uniform number, which models compare with a probability before they leave a layer out: 0.5, so that the
+        likelier way is taken. Those of transformers do so in each layer, with the probability 0 by default."""
+        with no_dispatch():
+            half = torch.full(size, 0.5, **{**words, "device": "cpu"})
+        return self.fake_tensor_converter.from_real_tensor(self, half, make_constant=True)
 
     def _key(self, func: Any, args: tuple, kwargs: dict) -> tuple | None:
         """All on which depends what an operator returns; None where that cannot be told."""
@@ -156,6 +165,10 @@ class Fakes(FakeTensorMode):
     def _as(self, dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
         with self:
             return torch.empty_like(like, dtype=dtype)
+
+
+def _is_one_number(size: Any, device: Any) -> bool:
+    return list(size) in ([], [1]) and torch.device(device or torch._C._get_default_device()).type == "cpu"
 
 
 def _what(func: Any, args: tuple, kwargs: dict, out: Any) -> tuple[type, list] | None:
