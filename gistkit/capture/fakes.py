@@ -68,7 +68,9 @@ class Fakes(FakeTensorMode):
                 return known
             key = self._key(func, args, kwargs)  # before the operator changes an operand
             out: Any = self._batch_norm(*args[:6]) if func in _BATCH_NORMS else None
-            out = self._as_real(func, args, out or self.dispatch(func, types, args, kwargs))
+            if func is _aten._grouped_mm.default and args[0].dtype is not torch.bfloat16:
+                out = self._grouped(func, types, args, kwargs)
+            out = self._as_real(func, args, self.dispatch(func, types, args, kwargs) if out is None else out)
             if key is not None and (made := _what(func, args, kwargs, out)) is not None:
                 if len(self._known) >= _KNOWN:
                     self._known.clear()
@@ -144,6 +146,13 @@ class Fakes(FakeTensorMode):
             return None
         with self:
             return tuple(torch.empty(n, dtype=x.dtype, device=x.device) for n in (x.size(), x.shape[1:2], x.shape[1:2]))
+
+    def _grouped(self, func: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        """A product by groups of other dtypes, of which PyTorch's fake operator knows bf16's alone."""
+        dtype = args[0].dtype
+        with self:
+            narrow = tuple(v.to(torch.bfloat16) if type(v) is FakeTensor and v.dtype is dtype else v for v in args)
+        return self._as(kwargs.get("out_dtype") or dtype, self.dispatch(func, types, narrow, kwargs))
 
     def _as_real(self, func: Any, args: tuple, out: Any) -> Any:
         """The result with the dtypes and the tensors of a real one."""

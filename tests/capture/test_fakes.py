@@ -85,3 +85,20 @@ def test_a_norms_gradient_lies_in_memory_as_a_real_one(norm, by_columns):
     with Fakes(on_cpu=True):
         fake = made()
     assert fake == made()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_by_groups_is_of_any_dtype_as_a_mixture_of_experts_in_fp32_needs(dtype):
+    """PyTorch's own fake operator refuses all but bf16."""
+
+    def made():
+        rows, experts = torch.ones(32, 16, dtype=dtype), torch.ones(4, 16, 64, dtype=dtype)
+        ends = torch.tensor([8, 16, 24, 32], dtype=torch.int32)
+        rows.requires_grad_(), experts.requires_grad_()
+        out = torch._grouped_mm(rows, experts, offs=ends)
+        out.square().sum().backward()
+        return [(t.shape, t.stride(), t.dtype) for t in (out, rows.grad, experts.grad)]
+
+    with Fakes(on_cpu=True):
+        fake = made()
+    assert fake == made()
