@@ -152,7 +152,8 @@ class Fakes(FakeTensorMode):
         dtype = args[0].dtype
         with self:
             narrow = tuple(v.to(torch.bfloat16) if type(v) is FakeTensor and v.dtype is dtype else v for v in args)
-        return self._as(kwargs.get("out_dtype") or dtype, self.dispatch(func, types, narrow, kwargs))
+        like: Any = self.dispatch(func, types, narrow, kwargs)
+        return self._as(kwargs.get("out_dtype") or dtype, like)
 
     def _as_real(self, func: Any, args: tuple, out: Any) -> Any:
         """The result with the dtypes and the tensors of a real one."""
