@@ -163,7 +163,9 @@ class Writer:
         tensors = operands(bound) if bound is not None else [*tensors_in(args), *tensors_in(kwargs)]
         tensors = [t for t in tensors if t.layout == torch.strided and not t.is_nested]
         values = self._plan.graph.values
-        storages = [values[v].storage for v in call.operands if values[v].storage not in self._left_out]
+        storages = [values[v].storage for v in call.operands]
+        if len(tensors) < len(storages):  # what was left out may have been made by other calls
+            storages = [s for s in storages if s not in self._left_out]
         if len(tensors) != len(storages):
             raise PlanMismatchError(
                 f"call {call.index} ({call.op}) to read {len(storages)} tensors", f"{len(tensors)}", AGAIN

@@ -117,3 +117,30 @@ def test_what_an_operator_makes_otherwise_than_a_cpus_stays_as_it_is(made, as_on
     gistkit.compress(model, bound)
     with pytest.raises((PlanError, PlanMismatchError), match=r"(without a|or no) budget"):
         gistkit.step(model, F.cross_entropy, x, y)
+
+
+def test_a_mask_that_forwards_make_by_other_calls_than_their_capture():
+    """As transformers' do, which look at real masks before they make their own; the tensor is held for the segment."""
+
+    def forward(m, x):
+        if isinstance(x, FakeTensor):
+            keep = torch.ones(16, 16, dtype=torch.bool).tril()
+        else:
+            keep = torch.arange(16)[:, None] >= torch.arange(16)
+        for first, last in zip(m[0::2], m[1::2], strict=True):
+            heads = first(x).view(2, 16, 4, 8).transpose(1, 2)
+            mixed = F.scaled_dot_product_attention(heads, heads, heads, keep)
+            x = x + last(mixed.transpose(1, 2).flatten(2)).tanh()
+        return x.square().mean()
+
+    torch.manual_seed(0)
+    model, x = Apply(forward, *(nn.Linear(32, 32) for _ in range(8))), torch.randn(2, 16, 32)
+    plan = gistkit.plan(model, x, loss_fn=lambda loss: loss, policy="checkpoint")
+    assert any(d.codec == "recompute" for d in plan.decisions)
+    plain = copy.deepcopy(model)
+    gistkit.compress(model, plan)
+    for _ in range(2):
+        for m in (plain, model):
+            m.zero_grad(set_to_none=True)
+            m(x).backward()
+        assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
