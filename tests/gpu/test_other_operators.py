@@ -112,8 +112,9 @@ def test_operators_hold_inside_what_captures_take(deterministic):
 
 
 def test_an_operator_that_holds_more_inside_than_a_capture_knows_is_told():
-    """A sort's indices and copies: 28 bytes for a value, of which a capture knows 12."""
-    model = Apply(lambda m, x: m[1](m[0](x).sort(-1)[0]), nn.Linear(1024, 8192), nn.Linear(8192, 4)).cuda()
+    """A flat sort took 32 bytes for a value of fp32 on an H200, of which a capture knows 12: values and indices."""
+    parts = nn.Linear(1024, 8192), nn.Linear(8192, 4)
+    model = Apply(lambda m, x: m[1](m[0](x).flatten().sort()[0].view(-1, 8192)), *parts).cuda()
     x, y = torch.randn(4096, 1024, device="cuda"), torch.randint(4, (4096,), device="cuda")
     plan = gistkit.plan(model, x, y, loss_fn=F.cross_entropy, budget="105%", measure=False)
     gistkit.compress(model, plan)

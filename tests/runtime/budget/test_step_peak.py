@@ -17,7 +17,7 @@ MIB = 2**20
 @pytest.fixture
 def card(monkeypatch):
     """A card whose allocator says what the test wants: bytes before a step, and its peak."""
-    said = {"before": 0, "highest": 0, "peak": 0}
+    said = {"before": 0, "highest": 0}
     monkeypatch.setattr(step_peak, "CUDA_LIBRARIES_BYTES", 1000)
     monkeypatch.setattr(step_peak, "_card", lambda given: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: said["before"])
