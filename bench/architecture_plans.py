@@ -82,18 +82,6 @@ TIMM, IMAGES, LARGEST = "timm/", 16, 256
 """How the names of timm's networks begin, the images of a batch, and their largest size."""
 
 
-class Classifier(nn.Module):
-    """A network that gives its cross entropy."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, sample: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        found = self.model(sample)
-        return nn.functional.cross_entropy(found if isinstance(found, torch.Tensor) else found[0], labels)
-
-
 class Denoiser(nn.Module):
     """A network of diffusers that gives the mean square of its error."""
 
@@ -111,9 +99,9 @@ def large(name: str) -> tuple[nn.Module, Batch]:
     if name.startswith(TIMM):
         made = importlib.import_module("timm").create_model(name.removeprefix(TIMM), num_classes=100)
         channels, *sides = made.default_cfg["input_size"]
-        model: nn.Module = Classifier(made)
+        model: nn.Module = WithLoss(made)
         shape = IMAGES, channels, *(min(side, LARGEST) for side in sides)
-        batch: Batch = {"sample": torch.randn(shape), "labels": torch.randint(0, 100, (IMAGES,))}
+        batch: Batch = {"x": torch.randn(shape), "targets": torch.randint(0, 100, (IMAGES,))}
     elif name in DENOISERS:
         kind, words, shape, others = DENOISERS[name]
         model = Denoiser(getattr(importlib.import_module("diffusers"), kind)(**words))
@@ -135,7 +123,7 @@ def checkpointed(model: nn.Module) -> nn.Module:
     inner: Any = model.model
     if isinstance(model, Denoiser):
         inner.enable_gradient_checkpointing()
-    elif isinstance(model, Classifier):
+    elif hasattr(inner, "set_grad_checkpointing"):  # timm's
         inner.set_grad_checkpointing()
     else:
         inner.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -100,7 +100,8 @@ def _composed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float,
     is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """An attention by PyTorch's operators for all devices, with CUDA's dropout, which keeps a mask of bytes."""
+    """An attention by PyTorch's operators for all devices, one by one: on fake tensors PyTorch adds the mask out of
+    place, and the CPU's dropout keeps four bytes an element where CUDA's keeps one."""
     query, key, value, mask = _as_autocast(query, key, value, mask)
     given, root = query.dtype, (query.shape[-1] ** -0.5 if scale is None else abs(scale)) ** 0.5
     query, key, value = (t.float() if t.dtype in _NARROW else t for t in (query, key, value))

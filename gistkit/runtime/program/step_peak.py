@@ -62,7 +62,7 @@ class StepPeak:
         self.rests()
         warnings.warn(
             f"the budget of {total_bytes} bytes is exceeded by {over_bytes}: a step took {peak_bytes - there_bytes} "
-            f"bytes beside what was there before, of which {planned_bytes} are planned; an operator, or what runs "
+            f"bytes beside what was there before; of that the plan counts {planned_bytes}. An operator, or what runs "
             "beside the model, holds more than the capture knows, or a convolution's workspace was not measured; plan "
             f"with measure=True, or with {over_bytes} bytes more as reserved_bytes=",
             BudgetWarning,
