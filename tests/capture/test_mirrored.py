@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gistkit
 from gistkit.capture.mirrored import MirroredDevice
-from gistkit.capture.step.cuda_scratch import partial_bytes
+from gistkit.capture.step.cuda_scratch import partial_bytes, scratch_bytes
 from tests.support.graphs import Apply
 
 
@@ -198,6 +198,20 @@ def test_a_gather_on_a_gpu_sorts_its_places_in_backward_where_that_must_be_deter
             torch.use_deterministic_algorithms(False)
         found.append(max(t.transient_bytes for t in graph.tasks if t.op == "gather"))
     assert found[1] - found[0] == 48 * 16 * 32
+
+
+@pytest.mark.parametrize(
+    "shape, dim, sorted_", [((16, 1), 0, 16), ((16, 8), 0, 128), ((1, 16, 8), 1, 512), ((1, 16, 1), 1, 16)]
+)
+def test_places_that_are_expanded_in_all_dimensions_but_one_are_sorted_once(shape, dim, sorted_):
+    """Measured on an H200: places expanded along the batch alone are sorted for each image."""
+    places = torch.zeros(shape, dtype=torch.long).expand(*[4] * (len(shape) - 2), 16, 8)
+    x = torch.zeros(places.shape)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert scratch_bytes(torch.ops.aten.scatter_add_.default, (x, dim, places, x), x) == 48 * sorted_
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_a_softmaxs_backward_on_a_gpu_holds_the_gradient_times_the_probabilities(cuda_autocast):

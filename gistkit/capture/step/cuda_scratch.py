@@ -39,8 +39,9 @@ def _indices(kind: Any, args: tuple) -> int:
     if kind is _aten.embedding_dense_backward:
         return args[1].numel()
     if kind is not _aten.index_put:
-        places = args[2]
-        return prod(n for n, step in zip(places.shape, places.stride(), strict=True) if step)
+        dim, places = args[1], args[2]
+        one_row = places.dim() and not any(places.select(dim, 0).stride())  # expanded in all but ``dim``
+        return places.shape[dim] if one_row else places.numel()
     given = [i for i in args[1] if i is not None]
     return torch.broadcast_shapes(*(i.shape for i in given)).numel() if args[3:4] == (True,) else 0
 
