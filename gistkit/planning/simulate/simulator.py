@@ -14,7 +14,20 @@ from itertools import pairwise
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled, summed
+from gistkit.ir import (
+    BACKWARD,
+    BEFORE,
+    FORWARD,
+    LIBRARY,
+    STAY,
+    Block,
+    CallChoice,
+    Decision,
+    Plan,
+    SavedGraph,
+    scaled,
+    summed,
+)
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
@@ -70,6 +83,7 @@ class Simulator:
         self._fixed = tuple(self._fixed_intervals(accumulates))
         plain = (t for t in graph.tasks if t.plain_bytes)
         self._plain = tuple(Interval(t.index, t.index, t.plain_bytes, -1, "transient") for t in plain)
+        self._masks = tuple(self._held_masks())
         self._parts: dict[int, Simulator] = {}
         self._memory: dict[tuple, Effects] = {}
 
@@ -128,6 +142,7 @@ class Simulator:
         intervals += (
             *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY, context),
             *(self._plain if context.plain else ()),
+            *(self._masks if context.segments else ()),
             *self._joint(plan),
         )
         transfers.sort(key=lambda t: (t.issue, t.due))
@@ -226,6 +241,20 @@ class Simulator:
         for task in self.graph.tasks:
             if task.transient_bytes:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
+
+    def _held_masks(self) -> Iterator[Interval]:
+        """Masks of attentions and of additions to scores: where the model makes them by other calls than in its
+        capture, as it may where rows are padded, the runtime holds them until the segment that reads them runs anew."""
+        blocks, trained, end = self.graph.blocks, self.graph.trained, len(self.graph.tasks) - 1
+        read: set[int] = set()
+        for task in (t for t in self.graph.tasks if t.phase == FORWARD):
+            op = self.graph.calls[task.call].op if task.call >= 0 else ""
+            most = sum(blocks[b].nbytes for b in task.writes) if op == "add" else float("inf")
+            if op in ("add", "scaled_dot_product_attention") and any(blocks[b].storage in trained for b in task.reads):
+                read.update(b for b in task.reads if blocks[b].nbytes < most)
+        for b in (blocks[i] for i in sorted(read)):
+            if b.kind == "activation" and b.saved < 0 <= b.storage and b.storage not in trained:
+                yield Interval(b.last + 1, end, b.nbytes, b.id, "mask")
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:

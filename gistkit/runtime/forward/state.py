@@ -55,7 +55,7 @@ class ForwardState:
     under the plan, by covered call. ``hooked``: its saved-tensor hooks are on all the time. ``nodes``: by planned
     storage the backward node that made it, for recipes. For the report: ``densities`` measured and ``notes``, by
     planned storage; ``dense``: what stays as it is, by the address of its storage; ``own``: (covered call, op, hold) of
-    what a node keeps besides storages: masks, maps."""
+    what a node keeps besides storages: masks, maps. ``masks``: addresses of those held in place of planned ones."""
 
     settings: Settings
     packer: ExactPacker
@@ -85,6 +85,7 @@ class ForwardState:
     remarks: list[str] = field(default_factory=list)
     dense: dict[int, DenseStorage] = field(default_factory=dict)
     own: list[tuple[int, str, Any]] = field(default_factory=list)
+    masks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         again = None if self.program is None else self.program.again
@@ -246,13 +247,19 @@ class ForwardState:
         if decision is not None:
             self.cannot(decision, why)
 
-    def _other_operand(self, storage: int, op: str, written: bool) -> None:
+    def _other_operand(self, x: torch.Tensor, storage: int, op: str, written: bool) -> None:
         """A call of a segment reads another tensor than the graph says, as an operator lays its result out otherwise on
-        this device than on a CPU. The tensor is held, if the call does not write to it; a budget has no room for it."""
-        if self.bound or written:
+        this device than on a CPU. The tensor is held, if the call does not write to it. Under a budget masks and the
+        like alone are, which plans count: what comes of no parameter, is not larger than planned, and no second one."""
+        if written or (self.bound and not self._is_planned_mask(x, storage)):
             expected = f"{op} to read storage {storage} of the plan's graph"
             remedy = "take a policy that runs nothing anew" + ", or no budget" * self.bound
             raise PlanMismatchError(expected, "another tensor", remedy)
+
+    def _is_planned_mask(self, x: torch.Tensor, storage: int) -> bool:
+        graph, memory = self.program.graph, x.untyped_storage()  # type: ignore[union-attr]
+        fits = storage not in graph.trained and memory.nbytes() <= graph.storages[storage].nbytes
+        return fits and self.masks.setdefault(storage, memory._cdata) == memory._cdata
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
         """Have readers of x's storage as it is share that body. ``node``: x's ``grad_fn``, PyTorch's ReLU, where that

@@ -24,9 +24,9 @@ _SURE = frozenset(("relu", "max_pool2d", "conv2d", "linear", "batch_norm", "add"
 """Covered ops that draw no random numbers."""
 
 
-Other = Callable[[int, str, bool], None]
-"""Told the storage that the graph says a call reads, the call's op, and whether it writes to it; raises where the
-tensor that it reads instead cannot be held for the segment."""
+Other = Callable[[torch.Tensor, int, str, bool], None]
+"""Told the tensor that a call reads in place of a storage of the graph, that storage, the call's op, and whether it
+writes to it; raises where the tensor cannot be held for the segment."""
 
 
 class Written(NamedTuple):
@@ -186,7 +186,7 @@ class Writer:
                 if id(leaf) not in once:
                     storage, hold = known.get(id(leaf), -1), -1
                     if storage in plan.inside and not self.is_live(leaf, storage):
-                        self._other(storage, call.op, storage in call.writes)
+                        self._other(leaf, storage, call.op, storage in call.writes)
                         storage = -1
                     if storage not in plan.inside:
                         hold = holds + len(outside)

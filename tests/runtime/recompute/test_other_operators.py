@@ -119,14 +119,15 @@ def test_what_an_operator_makes_otherwise_than_a_cpus_stays_as_it_is(made, as_on
         gistkit.step(model, F.cross_entropy, x, y)
 
 
-def test_a_mask_that_forwards_make_by_other_calls_than_their_capture():
-    """As transformers' do, which look at real masks before they make their own; the tensor is held for the segment."""
+def attends(larger):
+    """As transformers' networks, which look at real masks before they make their own; ``larger``: one for each head."""
 
     def forward(m, x):
         if isinstance(x, FakeTensor):
             keep = torch.ones(16, 16, dtype=torch.bool).tril()
         else:
             keep = torch.arange(16)[:, None] >= torch.arange(16)
+            keep = keep.repeat(2, 4, 1, 1) if larger else keep
         for first, last in zip(m[0::2], m[1::2], strict=True):
             heads = first(x).view(2, 16, 4, 8).transpose(1, 2)
             mixed = F.scaled_dot_product_attention(heads, heads, heads, keep)
@@ -134,13 +135,29 @@ def test_a_mask_that_forwards_make_by_other_calls_than_their_capture():
         return x.square().mean()
 
     torch.manual_seed(0)
-    model, x = Apply(forward, *(nn.Linear(32, 32) for _ in range(8))), torch.randn(2, 16, 32)
-    plan = gistkit.plan(model, x, loss_fn=lambda loss: loss, policy="checkpoint")
+    return Apply(forward, *(nn.Linear(32, 32) for _ in range(8))), torch.randn(2, 16, 32)
+
+
+@pytest.mark.parametrize("words", [{"policy": "checkpoint"}, {"budget": "80%"}], ids=str)
+def test_a_mask_that_forwards_make_by_other_calls_than_their_capture(words):
+    """The tensor is held for the segment, for which a budget has room."""
+    model, x = attends(larger=False)
+    plan = gistkit.plan(model, x, loss_fn=lambda loss: loss, **words)
     assert any(d.codec == "recompute" for d in plan.decisions)
     plain = copy.deepcopy(model)
     gistkit.compress(model, plan)
     for _ in range(2):
         for m in (plain, model):
             m.zero_grad(set_to_none=True)
-            m(x).backward()
+            with gistkit.LiveBytes(timeline=False) as live:
+                live.track(m, x)
+                m(x).backward()
         assert all(torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert live.peak_bytes <= (plan.budget_bytes or live.peak_bytes)
+
+
+def test_a_mask_larger_than_planned_has_no_room_under_a_budget():
+    model, x = attends(larger=True)
+    gistkit.compress(model, gistkit.plan(model, x, loss_fn=lambda loss: loss, budget="80%"))
+    with pytest.raises(PlanMismatchError, match=r"to read storage .* of the plan's graph, got another tensor"):
+        model(x)
