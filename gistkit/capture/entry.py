@@ -27,6 +27,7 @@ from gistkit.capture.isolation import (
 )
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.mirrored import MirroredDevice, autocast_device
+from gistkit.capture.padding import without_idle_masks
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, check_scripts, running
 from gistkit.capture.step.tasks import StepBuilder
@@ -83,7 +84,10 @@ def capture(
     check_parts(model, compiled_too=own)
     if fake and not own and any(p.is_cuda for p in model.parameters()):
         check_scripts(model)
-    given = tuple(args), dict(kwargs or {}), tuple(targets)
+    args, kwargs = tuple(args), dict(kwargs or {})
+    if fake:
+        args, kwargs = without_idle_masks(model, args, kwargs)
+    given = args, kwargs, tuple(targets)
     with running("forward", model), untouched_random_states(), torch.enable_grad():
         if not fake:
             with no_autocast_cache():  # casts of fake weights in the caller's cache are memory to nobody

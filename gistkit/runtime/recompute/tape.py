@@ -83,7 +83,7 @@ class Tape:
         plan, trained = self._plan, any(t.requires_grad for t in tensors)
         for at in range(self._at, self._most):
             number = plan.order[at]
-            if self._is(at, op, tensors):
+            if self._is(at, op, tensors, trained):
                 passed = zip(plan.order[self._at : at], plan.ops[self._at : at], strict=True)
                 self._left_out.update(s for n, name in passed if not name for s in plan.graph.calls[n].writes)
                 self._at = at + 1
@@ -97,10 +97,10 @@ class Tape:
             return plan.order[self._at - 1]
         return -1
 
-    def _is(self, at: int, op: str, tensors: list[torch.Tensor]) -> bool:
-        """Whether such a call on such tensors may be the plan's at that place; where no parameter is read many are of
+    def _is(self, at: int, op: str, tensors: list[torch.Tensor], trained: bool) -> bool:
+        """Whether such a call on such tensors may be the plan's at that place; where none needs a gradient many are of
         one op."""
-        if self._plan.ops[at]:
+        if trained and self._plan.ops[at]:
             return self._plan.ops[at] == op
         values, call = self._plan.graph.values, self._plan.graph.calls[self._plan.order[at]]
         planned = [(values[v].dtype, len(values[v].shape)) for v in call.operands]
