@@ -62,6 +62,7 @@ _DINO = dict(_IMAGE, image_size=98)
 TRANSFORMERS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", "LlamaForCausalLM", "whole", _HEADS),
     "llama_masked": ("LlamaConfig", "LlamaForCausalLM", "masked", _HEADS),
+    "llama_shown": ("LlamaConfig", "LlamaForCausalLM", "shown", _HEADS),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", "whole", _HEADS),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", "masked", dict(_HEADS, head_dim=64)),
     "mistral": ("MistralConfig", "MistralForCausalLM", "whole", _HEADS),
@@ -174,7 +175,7 @@ def _transformers(name: str) -> tuple[nn.Module, Batch]:
     batch: Batch = {"input_ids": ids, "labels": {"classes": classes, "pairs": ids[:, :32]}.get(kind, ids).clone()}
     if kind != "whole":
         batch["attention_mask"] = torch.ones_like(ids)
-        batch["attention_mask"][: ROWS // 2, -9:] = 0
+        batch["attention_mask"][: ROWS // 2, -9:] = int(kind == "shown")
     return model, batch
 
 
