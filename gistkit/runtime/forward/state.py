@@ -306,8 +306,8 @@ class ForwardState:
             op, module, shape = self.program.origin(decision.storage) if self.program else ("", "", ())
             raise PlanError(
                 f"the plan's budget cannot be kept: storage {decision.storage} ({op} of {module or 'the model'}, shape "
-                f"{shape}) was to be {decision.codec!r}{where}, and {why}; take another policy or class of moves, no "
-                "budget, or a plan for a batch like this one"
+                f"{shape}) was to be {decision.codec!r}{where}, and {why}; take another policy or class of moves, a "
+                "plan for a batch like this one, or no budget"
             )
 
     def kept_by(self, storage: int, node: Any) -> Stash | Kept | None:
