@@ -21,7 +21,7 @@ def without_idle_masks(model: torch.nn.Module, args: tuple, kwargs: dict) -> tup
 
 
 def _shares_keys(part: torch.nn.Module) -> bool:
-    library = sys.modules.get("transformers")
+    library = sys.modules.get("transformers.modeling_utils")
     if library is None or not isinstance(part, library.PreTrainedModel):
         return False
     config: Any = part.config
