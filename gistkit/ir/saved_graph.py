@@ -179,6 +179,17 @@ class SavedGraph:
         """Storages that come of parameters, unlike masks and positions."""
         return self.made_of("parameter")
 
+    @cached_property
+    def masks(self) -> frozenset[int]:
+        """Storages that come of no parameter, are not kept, and are read beside such as do: attention masks, and what
+        additions spread over a larger result, as a mask over scores."""
+        sizes, trained, found = [s.nbytes for s in self.storages], self.trained, set[int]()
+        for call in (c for c in self.calls if c.op in ("add", "scaled_dot_product_attention")):
+            made = sum(sizes[s] for s in call.writes)
+            if not trained.isdisjoint(call.reads):
+                found.update(s for s in call.reads if call.op != "add" or sizes[s] < made)
+        return frozenset(s for s in found - trained - set(self._savers) if self.storages[s].kind == "activation")
+
     def kept(self) -> tuple[SavedStorage, ...]:
         """Storages that plain PyTorch keeps for backward, parameters and buffers left out."""
         return tuple(s for s in self.storages if s.id in self._savers and s.kind in ("input", "activation"))

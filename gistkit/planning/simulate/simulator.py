@@ -17,7 +17,6 @@ from gistkit.errors import PlanError
 from gistkit.ir import (
     BACKWARD,
     BEFORE,
-    FORWARD,
     LIBRARY,
     STAY,
     Block,
@@ -243,18 +242,12 @@ class Simulator:
                 yield Interval(task.index, task.index, task.transient_bytes, -1, "transient")
 
     def _held_masks(self) -> Iterator[Interval]:
-        """Masks of attentions and of additions to scores: where the model makes them by other calls than in its
-        capture, as it may where rows are padded, the runtime holds them until the segment that reads them runs anew."""
-        blocks, trained, end = self.graph.blocks, self.graph.trained, len(self.graph.tasks) - 1
-        read: set[int] = set()
-        for task in (t for t in self.graph.tasks if t.phase == FORWARD):
-            op = self.graph.calls[task.call].op if task.call >= 0 else ""
-            most = sum(blocks[b].nbytes for b in task.writes) if op == "add" else float("inf")
-            if op in ("add", "scaled_dot_product_attention") and any(blocks[b].storage in trained for b in task.reads):
-                read.update(b for b in task.reads if blocks[b].nbytes < most)
-        for b in (blocks[i] for i in sorted(read)):
-            if b.kind == "activation" and b.saved < 0 <= b.storage and b.storage not in trained:
-                yield Interval(b.last + 1, end, b.nbytes, b.id, "mask")
+        """Where the model makes masks by other calls than in its capture, as it may where rows are padded, the runtime
+        holds them until the segment that reads them runs anew."""
+        end = len(self.graph.tasks) - 1
+        for block in (self.index.by_storage[s] for s in sorted(self.graph.masks) if s in self.index.by_storage):
+            if block.last < end:
+                yield Interval(block.last + 1, end, block.nbytes, block.id, "mask")
 
 
 def simulate(graph: SavedGraph, plan: Plan, costs: CostTable, *, reserve: int = 0) -> Simulation:

@@ -249,8 +249,8 @@ class ForwardState:
 
     def _other_operand(self, x: torch.Tensor, storage: int, op: str, written: bool) -> None:
         """A call of a segment reads another tensor than the graph says, as an operator lays its result out otherwise on
-        this device than on a CPU. The tensor is held, if the call does not write to it. Under a budget masks and the
-        like alone are, which plans count: what comes of no parameter, is not larger than planned, and no second one."""
+        this device than on a CPU. The tensor is held, if the call does not write to it. Under a budget masks alone
+        are, which plans count: one of each, not larger than planned."""
         if written or (self.bound and not self._is_planned_mask(x, storage)):
             expected = f"{op} to read storage {storage} of the plan's graph"
             remedy = "take a policy that runs nothing anew" + ", or no budget" * self.bound
@@ -258,7 +258,7 @@ class ForwardState:
 
     def _is_planned_mask(self, x: torch.Tensor, storage: int) -> bool:
         graph, memory = self.program.graph, x.untyped_storage()  # type: ignore[union-attr]
-        fits = storage not in graph.trained and memory.nbytes() <= graph.storages[storage].nbytes
+        fits = storage in graph.masks and memory.nbytes() <= graph.storages[storage].nbytes
         return fits and self.masks.setdefault(storage, memory._cdata) == memory._cdata
 
     def stash(self, x: torch.Tensor, body: Body, decision: Decision, node: Any = None) -> Stash:
