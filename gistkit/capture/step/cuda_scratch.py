@@ -40,9 +40,8 @@ def _indices(kind: Any, args: tuple) -> int:
         return args[1].numel()
     if kind is not _aten.index_put:
         dim, places = args[1], args[2]
-        one_row = (
-            places.numel() and places.dim() and not any(places.select(dim, 0).stride())
-        )  # expanded in all but ``dim``
+        # expanded in all dimensions but ``dim``
+        one_row = places.numel() and places.dim() and not any(places.select(dim, 0).stride())
         return places.shape[dim] if one_row else places.numel()
     given = [i for i in args[1] if i is not None]
     return torch.broadcast_shapes(*(i.shape for i in given)).numel() if args[3:4] == (True,) else 0

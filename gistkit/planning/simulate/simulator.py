@@ -14,19 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from gistkit.errors import PlanError
-from gistkit.ir import (
-    BACKWARD,
-    BEFORE,
-    LIBRARY,
-    STAY,
-    Block,
-    CallChoice,
-    Decision,
-    Plan,
-    SavedGraph,
-    scaled,
-    summed,
-)
+from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled, summed
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
 from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
