@@ -55,7 +55,8 @@ def capture(
     ``args`` and ``kwargs`` may hold real or fake tensors in any nesting. The model, its buffers, the gradients and
     every random state stay as they are. Of transformers' decoders with fewer heads of keys than of queries an
     ``attention_mask`` that hides nothing is left out, as these do on real values. With ``fake=False`` the copy really
-    runs, which also measures densities (and waits for the device). Gradients are on during the run, autocast as the caller has it.
+    runs, which also measures densities (and waits for the device). Gradients are on during the run, autocast as the
+    caller has it.
 
     ``backward`` runs the whole step on fake tensors, on the CPU's operators whatever device the model is on (also
     ``meta``, so model and batch may be far larger than the machine), and fills in the graph's ``tasks`` and ``blocks``.
