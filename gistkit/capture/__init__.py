@@ -32,6 +32,7 @@ from gistkit.capture.isolation import (
 )
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.nodes import is_weight
+from gistkit.capture.padding import own_positions
 from gistkit.capture.recorder import Recorder, is_metadata, op_name
 from gistkit.capture.refusal import check_runs_in_python
 from gistkit.capture.step.conv_backward import needs_input, takes_its_own

@@ -27,7 +27,7 @@ from gistkit.capture.isolation import (
 )
 from gistkit.capture.ledger import tensors_in
 from gistkit.capture.mirrored import MirroredDevice, autocast_device
-from gistkit.capture.padding import without_idle_masks
+from gistkit.capture.padding import own_positions, without_idle_masks
 from gistkit.capture.recorder import Recorder
 from gistkit.capture.refusal import check_parts, check_runs_in_python, check_scripts, running
 from gistkit.capture.step.tasks import StepBuilder
@@ -98,7 +98,7 @@ def capture(
         mode = Fakes(device_type is None)
         with uncollected(), MirroredDevice(device_type) if device_type else nullcontext():
             twin, given = fake_twin(model, mode, own), fake_inputs(given, mode, own)
-            with mode:
+            with mode, own_positions(given):
                 if not backward:
                     return _recorded(Recorder(twin, source="fake", light=True), twin, *given[:2])
                 own_loss = on_copy(loss_fn, model, twin)

@@ -1,14 +1,17 @@
-"""Attention masks that hide nothing, which transformers' decoders leave out where they see that."""
+"""What transformers' models see of values on real tensors and cannot see on fake ones: attention masks that hide
+nothing, which decoders leave out, and positions that show several sequences in a row of the batch."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-MASK = "attention_mask"
+MASK, POSITIONS = "attention_mask", "position_ids"
 
 
 def without_idle_masks(model: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -18,6 +21,38 @@ def without_idle_masks(model: torch.nn.Module, args: tuple, kwargs: dict) -> tup
     if not any(_shares_keys(part) for part in model.modules()):
         return args, kwargs
     return _without(args), _without(kwargs)
+
+
+@contextmanager
+def own_positions(given: Any) -> Iterator[None]:
+    """Within this block positions that a model of transformers counts itself, as none are among what is ``given``, show
+    one sequence a row: it looks for more where it has no mask and no cache."""
+    library: Any = sys.modules.get("transformers.masking_utils")
+    look = getattr(library, "find_packed_sequence_indices", None)
+    if look is None or _names(given, POSITIONS):
+        yield
+        return
+
+    asks = library.is_tracing
+
+    def found(position_ids: torch.Tensor) -> None:
+        library.is_tracing = lambda *_: True  # so it does not ask for the value of what the last line here makes
+        try:
+            packed = look(position_ids)
+        finally:
+            library.is_tracing = asks
+        (packed[:, -1] == 0).all()
+
+    library.find_packed_sequence_indices = found
+    try:
+        yield
+    finally:
+        library.find_packed_sequence_indices = look
+
+
+def _names(item: Any, name: str) -> bool:
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, (tuple, list)) else ()
+    return (isinstance(item, dict) and item.get(name) is not None) or any(_names(part, name) for part in parts)
 
 
 def _shares_keys(part: torch.nn.Module) -> bool:

@@ -34,6 +34,7 @@ from gistkit.capture import (
     no_autocast_cache,
     on_copy,
     others_untouched,
+    own_positions,
     plain_copy,
     tensors_in,
     untouched_random_states,
@@ -291,7 +292,7 @@ def _one_step(graph: SavedGraph, model: torch.nn.Module, work: Work) -> tuple[di
     timer, notes = _Timer(recorder), recorder.notes
     timer.outside([*model.parameters(), *model.buffers()])
     with timer:
-        with recorder:
+        with recorder, own_positions((work.args, work.kwargs)):
             out = model(*work.args, **work.kwargs)
         timer.active = False
         forward = recorder.finish(out)

@@ -6,6 +6,7 @@ is one *span*, of which :mod:`gistkit.capture.step.tasks` makes tasks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -283,7 +284,8 @@ class Tracer(TorchDispatchMode):
         span.dtype = span.dtype or next((dtype_name(t.dtype) for t in changed.values() if t.is_floating_point()), "")
         count = self._flops.get(func._overloadpacket)
         if count is not None:
-            span.flops += int(count(*args, **kwargs, out_val=out))
+            with suppress(AssertionError):  # of attentions with fewer heads of keys, which PyTorch does not count
+                span.flops += int(count(*args, **kwargs, out_val=out))
         if func is _aten.convolution.default:
             span.conv = (*(tuple(t.shape) for t in args[:2]), tuple(out.shape), *args[3:6], args[8])
 
