@@ -25,7 +25,7 @@ from gistkit.capture import spread
 from gistkit.errors import MeasureError, PlanMismatchError, quoted
 from gistkit.ir import Plan, SavedGraph, from_json
 from gistkit.planning.cost import ANEW, HOST_FIGURES, CostTable, Hardware, StepTimes, cost_table, preset_name
-from gistkit.planning.simulate import PLAIN_POLICIES, simulate
+from gistkit.planning.simulate import by_pytorch, simulate
 from gistkit.profiling import Work, all_tensors, device_name, step_times
 
 _log = logging.getLogger("gistkit")
@@ -198,13 +198,13 @@ def _step(item: Any) -> MeasuredStep:
 
 
 def fitted(graph: SavedGraph, costs: CostTable, steps: list[MeasuredStep]) -> CostTable:
-    """The costs with the host's seconds a task that the steps tell, of several the median: ``host_s`` by plans of
-    `plain`, ``runtime_host_s`` by others. Raises ValueError for a plan of another model, batch or hardware, and for a
-    step that no host makes as long as measured."""
+    """The costs with the host's seconds a task that the steps tell, of several the median: ``host_s`` by plans that
+    PyTorch's own operators run, ``runtime_host_s`` by others. Raises ValueError for a plan of another model, batch or
+    hardware, and for a step that no host makes as long as measured."""
     by_field: dict[str, list[float]] = {"host_s": [], "runtime_host_s": []}
     for step in steps:
         _check_step(step.plan, graph, costs)
-        name = "host_s" if step.plan.policy in PLAIN_POLICIES else "runtime_host_s"
+        name = "host_s" if by_pytorch(step.plan) else "runtime_host_s"
         by_field[name].append(_host_s(step, name, graph, costs))
     figures: dict[str, Any] = {name: statistics.median(found) for name, found in by_field.items() if found}
     shown = ", ".join(f"{name} {1e6 * seconds:.1f} us" for name, seconds in figures.items())

@@ -149,7 +149,7 @@ def plan(
         if not remedy:
             raise
         raise BudgetError(error.budget_bytes, error.least_bytes, f"{error.remedy}; {remedy}") from None
-    waits = host_remedy(graph, costs, made)
+    waits = host_remedy(graph, costs, made) or cache_remedy(model, made)
     details |= {"host": waits} if waits else {}
     made, inputs = replace(made, details={**made.details, **details}), inputs_of(*given)
     contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
@@ -221,6 +221,17 @@ def host_remedy(graph: SavedGraph, costs: CostTable, made: Plan) -> str:
     return (
         f"the host sets the pace: as a CUDA graph the step would take {instead}; plan with cuda_graph=True, and run "
         "gistkit.GraphedStep"
+    )
+
+
+def cache_remedy(model: torch.nn.Module, made: Plan) -> str:
+    """What keeps the parts of a model of transformers from running anew as a whole, where some calls do; else ''."""
+    caches = any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in model.modules())
+    if made.modules or not caches or all(d.codec != "recompute" for d in made.decisions):
+        return ""
+    return (
+        "the model's blocks fill a cache of keys and values, so none can run anew as a whole, which takes the host "
+        "least: set model.config.use_cache = False and plan again"
     )
 
 

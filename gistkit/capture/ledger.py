@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from gistkit.capture.fakes import empty_fake
 from gistkit.codecs import unchanged
-from gistkit.ir import Save, Value
+from gistkit.ir import ModuleCall, Save, Value
 from gistkit.kernels import is_dense
 
 NO_PRODUCER = -1
@@ -181,13 +181,15 @@ class OpenCall:
 
 @dataclass
 class Notes:
-    """One forward as it was seen. ``loose`` are packs made outside of any call, ``by_node`` the value behind each
-    (sequence number, output number). ``holds`` (the call that saved, the sequence number of the node that holds, what)
-    and ``index`` (final number by provisional one) are there once the graph is assembled."""
+    """One forward as it was seen. ``modules``: what modules were given, with numbers of calls as they came. ``loose``
+    are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number). ``holds``
+    (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by provisional
+    one) are there once the graph is assembled."""
 
     source: str
     ledger: Ledger = field(default_factory=Ledger)
     calls: list[OpenCall] = field(default_factory=list)
+    modules: list[ModuleCall] = field(default_factory=list)
     loose: list[weakref.ref[Packed]] = field(default_factory=list)
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0

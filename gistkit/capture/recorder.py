@@ -9,12 +9,14 @@ and keeps what the plain step does; calls inside a checkpoint save under the che
 
 from __future__ import annotations
 
+import random
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +25,7 @@ from gistkit.capture.assemble import assemble
 from gistkit.capture.ledger import Notes, OpenCall, Packed, StorageEntry, dtype_name, identity, living, tensors_in
 from gistkit.capture.nodes import is_parameter, is_weight
 from gistkit.errors import CaptureError
-from gistkit.ir import SavedGraph, StateTensor
+from gistkit.ir import ModuleCall, SavedGraph, StateTensor
 
 _autograd = torch._C._autograd  # type: ignore[attr-defined]
 
@@ -55,6 +57,7 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
+        self._entered: list[tuple[ModuleCall, tuple] | None] = []
         self._pack_hook: Callable = self._pack
         self._model: torch.nn.Module | None = model
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -83,16 +86,38 @@ class Recorder(TorchFunctionMode):
         def enter(module, args):
             if threading.get_ident() == thread and id(module) in self._names:
                 self._stack.append(self._names[id(module)])
+                self._entered.append(None)
+
+        def given(module, args, kwargs):
+            if threading.get_ident() == thread and self._stack and self._stack[-1] == self._names[id(module)]:
+                call = self._given(self._stack[-1], (args, *kwargs.values()))
+                self._entered[-1] = None if call is None else (call, _python_draws())
 
         def leave(module, args, output):
             if threading.get_ident() == thread and id(module) in self._names and self._stack:
                 self._stack.pop()
+                entered = self._entered.pop()
+                if entered is not None and entered[1] == _python_draws():
+                    self.notes.modules.append(replace(entered[0], end=len(self.notes.calls)))
 
         hooks = torch.nn.modules.module
         self._handles = [
             hooks.register_module_forward_pre_hook(enter),
             hooks.register_module_forward_hook(leave, always_call=True),
         ]
+        for module in self._model.modules() if self._light and self._model is not None else ():  # a copy's
+            self._handles.append(module.register_forward_pre_hook(given, with_kwargs=True))
+
+    def _given(self, name: str, given: tuple) -> ModuleCall | None:
+        """A module's call that begins; None for one on more than tensors and what stays as it is."""
+        busy, self._busy = self._busy, True
+        try:
+            if not _is_plain(given):
+                return None
+            known = (self.notes.ledger.known(identity(t)) or self._first_sight(t) for t in tensors_in(given))
+            return ModuleCall(name, len(self.notes.calls), -1, tuple({e.id: None for e in known if e is not None}))
+        finally:
+            self._busy = busy
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -223,7 +248,24 @@ class Recorder(TorchFunctionMode):
             StateTensor(name, dtype_name(t.dtype), tuple(t.shape), t.requires_grad)
             for name, t in (*model.named_parameters(), *model.named_buffers())
         )
-        return replace(assemble(notes, out), state=state, training=model.training)
+        graph, index = assemble(notes, out), notes.index
+        modules = tuple(
+            replace(m, begin=index[m.begin], end=index[m.end - 1] + 1) for m in notes.modules if m.end > m.begin
+        )
+        return replace(graph, state=state, training=model.training, modules=modules)
+
+
+def _python_draws() -> tuple:
+    """The states of the generators that nobody sets back for a module that runs anew: Python's and NumPy's."""
+    numpy: Any = np.random.get_state()
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether an argument is a tensor, a plain value or a tuple of these: what nobody can change in place unseen."""
+    if type(item) is tuple:
+        return all(map(_is_plain, item))
+    return isinstance(item, (torch.Tensor, *calls.PLAIN))
 
 
 def op_name(func: Callable) -> str:

@@ -16,7 +16,17 @@ from gistkit.ir.returns import (
     part_bytes,
     rerun_of,
 )
-from gistkit.ir.saved_graph import LIBRARY, Call, Passing, Save, SavedGraph, SavedStorage, StateTensor, Value
+from gistkit.ir.saved_graph import (
+    LIBRARY,
+    Call,
+    ModuleCall,
+    Passing,
+    Save,
+    SavedGraph,
+    SavedStorage,
+    StateTensor,
+    Value,
+)
 from gistkit.ir.scale import goes_as, scaled
 from gistkit.ir.serial import from_json, to_json
 from gistkit.ir.tasks import BACKWARD, BEFORE, FORWARD, Block, ConvShape, Task, Use, by_key, summed

@@ -14,7 +14,7 @@ from gistkit.ir.forms import FORMS, Form
 from gistkit.ir.serial import from_json, spelling, to_json
 
 PLACES = ("device", "host", "nowhere")
-FORMAT, VERSION = "gistkit.plan", 6
+FORMAT, VERSION = "gistkit.plan", 7
 REMEDY = "give the whole file as to_json wrote it, or plan again"
 
 
@@ -112,7 +112,9 @@ class Plan:
     least peak that the allowed moves can reach, ``gap`` how far ``step_s`` may be above the least possible (0.0: proven
     optimal; None: the policy proves nothing), ``sub_batches`` the parts in which the batch is taken. ``fidelity`` is
     ``bitwise``, ``reassociated`` or ``lossy``: the class of the moves really used. ``contract`` says which step the
-    plan was made for. ``details`` is what the policy tells of its own search, for reports alone.
+    plan was made for. ``modules``: names of those that run anew whole in backward, as by ``torch.utils.checkpoint``;
+    then PyTorch's own operators run all of the step. ``details`` is what the policy tells of its own search, for
+    reports alone.
     """
 
     policy: str
@@ -131,6 +133,7 @@ class Plan:
     hardware: str = ""
     contract: Contract = _OPEN
     prediction: Prediction = _UNKNOWN
+    modules: tuple[str, ...] = ()
     details: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -91,6 +91,17 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ModuleCall:
+    """One call of the module ``name`` on nothing but tensors and plain values: the forward's calls that it made, from
+    ``begin`` to before ``end``, and the storages ``given`` of its tensors."""
+
+    name: str
+    begin: int
+    end: int
+    given: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class SavedStorage:
     """One storage: bytes, dtype and shape at its first sight, producing call (-1: none in this region). ``density`` is
     the measured share of non-zero elements or None; ``escapes`` is True where something outside the recorded calls can
@@ -123,7 +134,8 @@ class SavedGraph:
     ``backward=True``, else empty. ``batch`` is the size of the inputs' first dimension, 0 if unknown; ``least_rows``
     how many rows of it a sub-batch must have to take the same way through the model, as far as asked; ``small`` is the
     step of so many rows, where one of fewer than the batch was captured. ``state`` are the model's parameters and
-    buffers, ``training`` whether it was in training mode."""
+    buffers, ``training`` whether it was in training mode. ``modules``: those of a capture that ran on tensors and plain
+    values alone."""
 
     calls: tuple[Call, ...]
     storages: tuple[SavedStorage, ...]
@@ -136,6 +148,7 @@ class SavedGraph:
     state: tuple[StateTensor, ...] = ()
     training: bool = True
     small: SavedGraph | None = None
+    modules: tuple[ModuleCall, ...] = ()
 
     @property
     def most_parts(self) -> int:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gistkit.ir import CallChoice, Plan, SavedGraph
 from gistkit.planning.cost import CostTable
-from gistkit.planning.simulate import PLAIN_POLICIES, Simulator
+from gistkit.planning.simulate import Simulator, by_pytorch
 
 JOINT = ("conv2d", "linear")
 
@@ -18,7 +18,7 @@ JOINT = ("conv2d", "linear")
 def with_joint_gradients(graph: SavedGraph, costs: CostTable, plan: Plan) -> Plan:
     """The plan with PyTorch's node for each convolution and linear layer whose input beside its two gradients does not
     raise the peak."""
-    if plan.policy in PLAIN_POLICIES:
+    if by_pytorch(plan):
         return plan
     simulator = Simulator(graph, costs)
     run, index = simulator.run(plan), simulator.part(plan.sub_batches).index

@@ -41,6 +41,7 @@ from gistkit.runtime.program.match_plan import (
 from gistkit.runtime.program.program import Program, Settings
 from gistkit.runtime.program.stats import Observed, StepStats, as_captured, observe
 from gistkit.runtime.rebuild.arithmetic import probe_ahead
+from gistkit.runtime.recompute.modules import run_anew
 from gistkit.runtime.signature import foreign_context, signature, state_kinds
 from gistkit.runtime.sparse_sizes.exact import FIRST, PLANNED, ExactPacker, Forecasts
 from gistkit.runtime.sparse_sizes.spill import Spill
@@ -153,7 +154,8 @@ class Engine:
                 return self._untouched(program, forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.peak.begins(model, (args, kwargs))
-        run = partial(self._plain, program) if program.runs_plain else partial(self._compressed, key, program, model)
+        runs_plain = program.runs_plain
+        run = partial(self._plain, program, model) if runs_plain else partial(self._compressed, key, program, model)
         out, observed = run(forward, args, kwargs)
         if self._earlier is not None:
             self._earlier.follow(observed, out)
@@ -245,11 +247,17 @@ class Engine:
         self._stats = StepStats((), plain, program.plan.kept_bytes, plain, notes)
         return out
 
-    def _plain(self, program: Program, forward: Callable, args: tuple, kwargs: dict) -> tuple[Any, Observed]:
-        state = ForwardState(self.settings, self._packer, program, strict=True)
-        with Counter(state):
-            out = forward(*args, **kwargs)
-        state.finish()
+    def _plain(
+        self, program: Program, model: torch.nn.Module, forward: Callable, args: tuple, kwargs: dict
+    ) -> tuple[Any, Observed]:
+        if program.plan.modules:
+            with run_anew(model, program.plan.modules, program.modules):
+                out = forward(*args, **kwargs)
+        else:
+            state = ForwardState(self.settings, self._packer, program, strict=True)
+            with Counter(state):
+                out = forward(*args, **kwargs)
+            state.finish()
         with self._lock:
             self._stats, self.steps = as_captured(program), self.steps + 1
             return out, self._stats

@@ -64,7 +64,7 @@ def edited(**changes):
         (plan().to_json()[:-20], r"expected JSON, got other text \(.*\); give the whole file as to_json"),
         ("[]", "format: expected 'gistkit.plan', got None"),
         (edited(format="gistkit.hardware"), "format: expected 'gistkit.plan', got 'gistkit.hardware'"),
-        (edited(version=5), "version: expected 6, got 5; give the whole file as to_json wrote it, or plan again"),
+        (edited(version=5), "version: expected 7, got 5; give the whole file as to_json wrote it, or plan again"),
         ("[" * 100_000, "expected JSON"),
         (edited(step_s=float("nan")), "expected JSON"),
         (edited(decisions__0__colour="red"), r"decisions\[0\].colour: expected no such field"),
@@ -85,7 +85,7 @@ CHANGES = {
     "contract__lossy": "fp16", "contract__reserved_bytes": -(10**9), "contract__training": False,
     "prediction__plain_step_s": 9.0, "details__segments": 4, "peak_bytes": 1, "step_s": 1e-9, "lower_bound_bytes": 3,
     "gap": 0.0, "sub_batches": 2, "fidelity": "lossy", "hardware": "h200", "decisions__0__reason": "another",
-    "choices__0__mask_in_pool": False,
+    "choices__0__mask_in_pool": False, "modules": ["a"],
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -138,3 +139,42 @@ def gated_chain(groups: int) -> nn.Sequential:
     """The same with a gate behind every ReLU."""
     layers, gates = list(chain(groups)), [SqueezeExcite() for _ in range(groups)]
     return nn.Sequential(*[m for i, g in enumerate(gates) for m in (*layers[3 * i : 3 * i + 3], g)], *layers[-3:])
+
+
+class Block(nn.Module):
+    """A transformer's block."""
+
+    def __init__(self, width: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.whole, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(dropout)
+
+    def forward(self, x, mask=None):
+        rows, tokens, width = x.shape
+        q, k, v = self.whole(self.first(x)).view(rows, tokens, 3, 4, width // 4).permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(x.shape)
+        x = x + self.dropout(self.out(seen))
+        return x + self.dropout(self.down(F.gelu(self.up(self.second(x)))))
+
+
+class Blocks(nn.Module):
+    """A transformer of 6 blocks on images of 16 x 16 in 64 tokens."""
+
+    kind = Block
+
+    def __init__(self, dropout: float = 0.0, masked: bool = False) -> None:
+        super().__init__()
+        self.masked, self.patches = masked, nn.Conv2d(3, 32, 2, 2)
+        self.blocks = nn.ModuleList(self.kind(32, dropout) for _ in range(6))
+        self.head = nn.Linear(32, 10)
+
+    def run(self, block: nn.Module, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return block(x, mask=mask)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        mask = torch.full((64, 64), -1e4).triu(1) if self.masked else None
+        for block in self.blocks:
+            x = self.run(block, x, mask)
+        return self.head(x.mean(1))

@@ -22,11 +22,12 @@ def make_plan(
     *,
     details: Mapping[str, Any] | None = None,
     fidelity: str = "bitwise",
+    modules: tuple[str, ...] = (),
 ) -> Plan:
     """A plan with its predicted figures. ``details`` are the policy's own; ``trainable`` is added, whether the peak is
     within the budget (without one: the device's memory)."""
     decided = {d.storage: d for d in decisions}
-    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices), fidelity=fidelity)
+    bare = Plan(policy, graph.fingerprint, tuple(decided.values()), tuple(choices), fidelity=fidelity, modules=modules)
     plan = with_figures(bare, graph, costs, budget_bytes)
     return replace(plan, details={**(details or {}), "trainable": plan.peak_bytes <= capacity(costs, budget_bytes)})
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from gistkit.ir import Plan, SavedGraph
 from gistkit.planning.cost import CostTable
 from gistkit.planning.forms import make_plan
+from gistkit.planning.policies.blocks import blocks
 from gistkit.planning.policies.checkpoint import checkpoint
 from gistkit.planning.policies.gist_rules import gist_budget
 from gistkit.planning.policies.modnn.modnn import modnn
@@ -32,5 +33,6 @@ POLICIES: dict[str, Callable[..., Plan]] = {
     "modnn": modnn,
     "cdma": cdma,
     "checkpoint": checkpoint,
+    "blocks": blocks,
     "optimal": optimal,
 }

@@ -1,7 +1,7 @@
 """Peak memory and time of a plan: the judge of all plans."""
 
 from gistkit.planning.simulate.block_effects import block_effects
-from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
+from gistkit.planning.simulate.context import Context, by_pytorch
 from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Load, Transfer, delays, load_of
 from gistkit.planning.simulate.segments import Segment, check_sources, decoding, segments, valued
 from gistkit.planning.simulate.simulator import (

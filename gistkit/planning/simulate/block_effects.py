@@ -175,7 +175,8 @@ class _DecidedBlock:
         start = self.context.restart.get(self.block.id, min(self.needs, default=self.block.holder))
         last = _held_until(self.block, self.needs, self.context)
         self._add(start, last, self.block.nbytes, "decoded")
-        self._verified(self.block.saved)
+        if not self.context.plain:
+            self._verified(self.block.saved)
 
     def _coded(self) -> None:
         block, codec = self.block, self.decision.codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gistkit.errors import PlanError
@@ -12,10 +12,15 @@ from gistkit.ir import LIBRARY, OPERATORS, RERUN, Decision, Plan
 from gistkit.planning.simulate.segments import Segment, decoding, segments
 from gistkit.planning.simulate.step_index import StepIndex, used_at
 
-PLAIN_POLICIES = ("plain",)
+PLAIN_POLICIES = ("plain", "blocks")
 """Policies whose steps PyTorch's own operators run; see docs/planner.md, "plain and the runtime differ"."""
 LAG = 4
 """How many later encodings a CUDA scratch lives on for, at most (``runtime.exact``)."""
+
+
+def by_pytorch(plan: Plan) -> bool:
+    """Whether PyTorch's own operators run a plan's step: all of it, or whole modules anew."""
+    return plan.policy in PLAIN_POLICIES or bool(plan.modules)
 
 
 @dataclass(frozen=True)
@@ -43,9 +48,11 @@ class Context:
             raise PlanError("plan.decisions must hold one decision a storage, got two for one; drop one of them")
         parts, also = _needs(decided, index)
         parts = _with_decoded(parts, decided, index)
+        if plan.modules:
+            _hold_given(parts, index, also)
         return Context(
             index,
-            plan.policy in PLAIN_POLICIES or index.graph.source == LIBRARY,
+            by_pytorch(plan) or index.graph.source == LIBRARY,
             {b: frozenset(tasks) for b, tasks in also.items()},
             tuple(sorted(index.graph.blocks[b].saved for b, d in decided.items() if d.form.sparse)),
             {b: part.start for part in parts for b in part.blocks},
@@ -78,6 +85,14 @@ def _needs(decided: Mapping[int, Decision], index: StepIndex) -> tuple[tuple[Seg
         if [f.start for f in found] == [p.start for p in parts]:
             return found, also
         parts = found
+
+
+def _hold_given(parts: Iterable[Segment], index: StepIndex, also: dict[int, set[int]]) -> None:
+    """Add to ``also`` that what a module was given is held until nothing holds what it makes anew."""
+    for part in parts:
+        end = max((u.task for b in part.blocks for u in index.graph.blocks[b].uses), default=part.start)
+        for block in part.needs:
+            also[block].add(end)
 
 
 def _with_decoded(parts: tuple[Segment, ...], decided: Mapping[int, Decision], index: StepIndex) -> tuple[Segment, ...]:

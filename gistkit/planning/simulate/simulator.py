@@ -17,7 +17,7 @@ from gistkit.errors import PlanError
 from gistkit.ir import BACKWARD, BEFORE, LIBRARY, STAY, Block, CallChoice, Decision, Plan, SavedGraph, scaled, summed
 from gistkit.planning.cost import Algorithm, CostTable, cost_table, of_part
 from gistkit.planning.simulate.block_effects import block_effects
-from gistkit.planning.simulate.context import PLAIN_POLICIES, Context
+from gistkit.planning.simulate.context import Context, by_pytorch
 from gistkit.planning.simulate.intervals import Beside, Effects, Interval, Transfer, delays, load_of
 from gistkit.planning.simulate.step_index import StepIndex
 
@@ -113,11 +113,13 @@ class Simulator:
         context = Context.of(plan, self.index)
         task_s, algorithms = self._seconds(plan)
         extra, issued = [0.0] * len(task_s), np.ones(len(task_s))
-        passed = self._passed(plan)
-        intervals = [i for i in self._fixed if i.block not in passed] if passed else list(self._fixed)
+        passed, casts = self._passed(plan), self._casts_anew(context) if plan.modules else {}
+        intervals = [i for i in self._fixed if i.block not in passed and i.block not in casts]
+        intervals += (i for lives in casts.values() for i in lives)
         transfers: list[Transfer] = []
         parts = [self._of_block(b, d, context) for b, d in self._decided(plan)]
-        parts += [s.effects(task_s, self.costs.hardware.move_host_factor) for s in context.segments]
+        factor, whole = self.costs.hardware.move_host_factor, bool(plan.modules)
+        parts += [s.effects(task_s, factor, whole) for s in context.segments]
         parts += [self._of_passed(b, t) for b, t in passed.items()]
         for part in parts:
             intervals += part.intervals
@@ -127,7 +129,7 @@ class Simulator:
             for task, count in part.issued:
                 issued[task] += count
         intervals += (
-            *self._workspaces(algorithms, plan.policy in PLAIN_POLICIES and self.graph.source != LIBRARY, context),
+            *self._workspaces(algorithms, by_pytorch(plan) and self.graph.source != LIBRARY, context),
             *(self._plain if context.plain else ()),
             *(self._masks if context.segments else ()),
             *self._joint(plan),
@@ -169,6 +171,20 @@ class Simulator:
         b = self.graph.blocks[block]
         lives = (Interval(task + 1, b.last, b.nbytes, block, "gradient"),) if b.last > task else ()
         return Effects(lives, ((task, -self.task_s[task]),))
+
+    def _casts_anew(self, context: Context) -> dict[int, tuple[Interval, ...]]:
+        """Autocast's copies of weights that modules which run anew make and no other call saves, by block: they go with
+        the context of autocast, behind the loss, and are there again from the rerun on."""
+        graph, found = self.graph, {}
+        end = next((t.index for t in graph.tasks if t.phase == BACKWARD), len(graph.tasks)) - 1
+        for segment in context.segments:
+            calls = {graph.tasks[t].call for t in segment.tasks}
+            for block in (graph.blocks[b] for t in segment.tasks for b in graph.tasks[t].writes):
+                savers = {call.index for call, _ in graph.savers(block.storage)} if block.kind == "weight" else set()
+                if savers and savers <= calls and block.last >= segment.start:
+                    lives = (block.first, end), (segment.start, block.last)
+                    found[block.id] = tuple(Interval(a, b, block.nbytes, block.id, "static") for a, b in lives)
+        return found
 
     def _joint(self, plan: Plan) -> Iterator[Interval]:
         """What calls whose node takes both gradients at once hold besides."""

@@ -71,6 +71,16 @@ def _check_calls(plan: Plan, graph: SavedGraph) -> None:
             _refuse(f"the choice for covered call {c.covered}", f"for {ops.get(c.covered, 'a call that exists')}", c.op)
 
 
+def _check_modules(plan: Plan, graph: SavedGraph) -> None:
+    if any(d.codec != "recompute" for d in plan.decisions):
+        _refuse("decisions", "all of codec recompute, as modules run anew", "another")
+    once = Counter(m.name for m in graph.modules)
+    for name in plan.modules:
+        if once[name] != 1:
+            expected = f"module {name!r} to run once, on tensors and plain values alone"
+            raise PlanMismatchError(expected, "another forward", AGAIN)
+
+
 def _refuse(what: str, demand: str, got: str) -> None:
     raise PlanError(f"compress: plan is damaged: {what} must be {demand}, got {got}; {REMEDY}")
 
@@ -204,7 +214,10 @@ def given_program(plan: Plan, model: torch.nn.Module, args: tuple, kwargs: dict)
             raise PlanMismatchError("a forward that can be captured, as for the plan", str(error), AGAIN) from error
         if graph.fingerprint == plan.fingerprint:
             _check_calls(plan, graph)
-            check_decisions(plan, graph)
+            if plan.modules:
+                _check_modules(plan, graph)
+            else:
+                check_decisions(plan, graph)
             if plan.budget_bytes is not None:
                 check_inputs(plan.contract, inputs_of(args, kwargs))
                 check_state(plan.contract, graph.state, gradients=True)

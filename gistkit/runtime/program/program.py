@@ -27,9 +27,10 @@ from gistkit.ir import (
     norms,
 )
 from gistkit.planning.forms import default_form, intolerant, recompute_plan
-from gistkit.planning.simulate import PLAIN_POLICIES
+from gistkit.planning.simulate import by_pytorch
 from gistkit.runtime.program.joint_gradients import roomy_calls
 from gistkit.runtime.program.timetable import Timetable, timetable
+from gistkit.runtime.recompute.modules import Known
 from gistkit.runtime.recompute.steps import Recordings
 
 KEEP_DENSE = Decision(-1, "dense", reason="kept as it is")
@@ -97,7 +98,8 @@ class Program:
         self.passing = frozenset(p.storage for c in graph.calls for p in c.passing) - kept
         if given:
             self.decisions = {s: Decision(s, "dense", reason=OPEN) for s in (*kept, *self.passing)} | self.decisions
-        self.again, self.recordings = recompute_plan(graph, self.decisions), Recordings(graph)
+        self.again = None if plan.modules else recompute_plan(graph, self.decisions)
+        self.recordings = Recordings(graph)
         self._choices = {c.covered: c for c in plan.choices}
         self._in_recipes = {n for d in plan.decisions for n in norms(d.recipe)}
         self.sources = {s for d in plan.decisions for s in _stashes(d.recipe)}
@@ -105,6 +107,8 @@ class Program:
         self.steps = [self._step(c) for c in self.covered]
         self.calls: list[Any] = [None] * len(self.steps)
         self.checked: list[Any] = [None] * len(self.steps)
+        self.modules: dict[str, Known] = {}
+        """Of the plan's modules, by name."""
         self.norm_kinds: dict[tuple, tuple] = {}
         """By rows and device what :mod:`gistkit.runtime.rebuild.arithmetic` probes ahead."""
         self._unread: tuple[set[int], set[int]] = set(), set()
@@ -129,8 +133,8 @@ class Program:
 
     @property
     def runs_plain(self) -> bool:
-        """Whether the plan says no more than that PyTorch shall run by itself."""
-        return self.plan.policy in PLAIN_POLICIES and not self.plan.decisions and not self.plan.choices
+        """Whether PyTorch's own operators run the step: all of it, or modules of the plan anew."""
+        return bool(self.plan.modules) or (by_pytorch(self.plan) and not self.plan.decisions and not self.plan.choices)
 
     @cached_property
     def may_gain_zeros(self) -> bool:

@@ -244,6 +244,12 @@ def random_state(device: str, index: int) -> bytes:
     return state.numpy().tobytes()
 
 
+def random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:
+    """The states of the CPU's default generator and of those of the devices that the tensors are on."""
+    devices = {("cpu", 0)} | {("cuda", t.device.index) for t in found if t.is_cuda}
+    return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
+
+
 def set_random(states: Iterable[RandomState]) -> None:
     """Set the default generators to these states."""
     for device, index, state in states:

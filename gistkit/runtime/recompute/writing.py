@@ -11,7 +11,7 @@ from gistkit.capture import PLAIN, bind, operands, tensors_in
 from gistkit.errors import PlanError, PlanMismatchError
 from gistkit.kernels import capturing
 from gistkit.planning.forms import RecomputePlan, SegmentPlan
-from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, flattened, geometry, random_state
+from gistkit.runtime.recompute.calls import Operand, RandomState, RecordedCall, flattened, geometry, random_states
 from gistkit.runtime.recompute.replay import Segment
 from gistkit.runtime.recompute.steps import Recordings
 from gistkit.runtime.signature import autocast_now
@@ -77,7 +77,7 @@ class Writer:
                 else:
                     now.written.append(written)
                     if written.call.draws and now.op not in _SURE:
-                        now.random = _random_states(tensors_in((args, kwargs)))
+                        now.random = random_states(tensors_in((args, kwargs)))
             if not known:
                 return self._write_down(now, segments, func, args, kwargs, leaves, spec)
         if now.number in self._recordings.overwrites:
@@ -129,7 +129,7 @@ class Writer:
     ) -> None:  # fmt: skip
         """The running call for all of its segments, one of which does not know it."""
         if now.op not in _SURE and (self._may_draw(now, segments) or any(w.call.draws for w in now.written)):
-            now.random = _random_states(tensors_in((args, kwargs)))
+            now.random = random_states(tensors_in((args, kwargs)))
         found = self._operands(now, func, args, kwargs)
         now.versions = self._versions(now, found)
         without = _running_statistics(self._plan.graph.calls[now.number], func, args, kwargs)
@@ -207,11 +207,6 @@ class Writer:
         left = frozenset(i for i, leaf in enumerate(leaves) if id(leaf) in without)
         about = call.index, call.op, func, made, spec, now.autocast
         return Written(plan, RecordedCall(*about, changes=changes, without=left), outside, False)
-
-
-def _random_states(found: Iterable[torch.Tensor]) -> tuple[RandomState, ...]:
-    devices = {("cpu", 0)} | {("cuda", t.device.index) for t in found if t.is_cuda}
-    return tuple((device, index, random_state(device, index)) for device, index in sorted(devices))
 
 
 def _running_statistics(call: Any, func: Callable, args: tuple, kwargs: dict) -> set[int]:
