@@ -73,25 +73,25 @@ def plan(
     with the planned loss and then its backward. Where a second forward begins before that, or backward retains the
     graph, a :class:`gistkit.BudgetWarning` says so once a model; plan a module whose forward does all of it.
 
-    ``policy``: ``optimal``, or one of the papers': ``plain``, ``gist``, ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``,
-    ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class of moves, ``bitwise`` or ``reassociated``
-    (sums in another order: sub-batches; convolutions by engines of cuDNN, where the tasks are measured and the extra
-    ``cudnn`` is installed). ``lossy``: a narrow format such as ``"fp8"``, or True for ``"int4s"``, which implies the
-    class ``lossy``; ``"auto"``: a format for each storage, or none, that keep the fewest bytes with a relative error of
-    the gradients of at most ``max_error`` (0.04), by the variance model of :mod:`gistkit.runtime.assign`. Some four
-    steps a storage run for that now, on copies of the model, which must be real; each storage is exact or in its format
-    in the plan, and ``details["auto"]`` holds the model, the error expected and measured, and the steps.
-    ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of ``gistkit calibrate`` or a Hardware.
-    None is the device that the model is on: a CUDA card by its calibration on this machine or its preset; one without
-    either is measured now, once, for a few seconds. ``prediction.rates`` names the source. ``density``: the share of
-    elements that are not zero in what may hold zeros, one number or by storage id (default: by the operator that made
-    it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in training mode then see the statistics of
-    each part; False: such a network is not cut. ``cuda_graph=True``: the step will be a CUDA graph
-    (:class:`gistkit.GraphedStep`), so the host's time does not count, nothing is sent to the host, kept in a form
-    whose size only a run tells or rerun where that draws random numbers (dropout), and the graph's copy of the batch
-    and 64 MiB for the libraries are reserved. ``hold_output=False``: the step lets go of the model's output
-    when the loss is there, as :func:`gistkit.step` and a CUDA graph do; of GPT-2's 8,157 MiB (8 x 1,024 tokens, bf16)
-    its logits are 786. A loop that holds the output (``out = model(x)``) takes its bytes beyond such a plan.
+    ``policy``: ``optimal``, ``blocks`` (whole modules run anew), or one of the papers': ``plain``, ``gist``,
+    ``vdnn-all``, ``vdnn-conv``, ``vdnn-dyn``, ``vdnn+``, ``modnn``, ``cdma``, ``checkpoint``. ``fidelity``: the class
+    of moves, ``bitwise`` or ``reassociated`` (sums in another order: sub-batches; convolutions by engines of cuDNN,
+    where the tasks are measured and the extra ``cudnn`` is installed). ``lossy``: a narrow format such as ``"fp8"``, or
+    True for ``"int4s"``, which implies the class ``lossy``; ``"auto"``: a format for each storage, or none, that keep
+    the fewest bytes with a relative error of the gradients of at most ``max_error`` (0.04), by the variance model of
+    :mod:`gistkit.runtime.assign`. Some four steps a storage run for that now, on copies of the model, which must be
+    real; each storage is exact or in its format in the plan, and ``details["auto"]`` holds the model, the error
+    expected and measured, and the steps. ``hardware``: a preset (``h100-sxm``, ``rtx4090``, ``cpu``, ...), a file of
+    ``gistkit calibrate`` or a Hardware. None is the device that the model is on: a CUDA card by its calibration on this
+    machine or its preset; one without either is measured now, once, for a few seconds. ``prediction.rates`` names the
+    source. ``density``: the share of elements that are not zero in what may hold zeros, one number or by storage id
+    (default: by the operator that made it). ``per_sub_batch_norm=True``: accepts sub-batches though batch norms in
+    training mode then see the statistics of each part; False: such a network is not cut. ``cuda_graph=True``: the step
+    will be a CUDA graph (:class:`gistkit.GraphedStep`), so the host's time does not count, nothing is sent to the host,
+    kept in a form whose size only a run tells or rerun where that draws random numbers (dropout), and the graph's copy
+    of the batch and 64 MiB for the libraries are reserved. ``hold_output=False``: the step lets go of the model's
+    output when the loss is there, as :func:`gistkit.step` and a CUDA graph do; of GPT-2's 8,157 MiB (8 x 1,024 tokens,
+    bf16) its logits are 786. A loop that holds the output (``out = model(x)``) takes its bytes beyond such a plan.
 
     ``measure``: where the tasks' seconds and the workspace of convolutions come from. True: a few plain steps that run
     now, on a copy of the model, which must be real, and on fewer rows where the batch does not fit. False: arithmetic
@@ -99,11 +99,11 @@ def plan(
     other, else False. A path, or what :func:`gistkit.measure` returned: times measured before, of this very step.
 
     Returns a :class:`gistkit.Plan`. ``peak_bytes`` is the peak, ``step_s`` the seconds of the step with the host's
-    share and transfers beside the computation. ``optimal`` is never slower than another policy that fits, is of the
-    class and runs under gistkit (all but ``plain``), except those in ``prediction.not_compared``, for which there was
-    no time. ``contract`` says what the plan was made for, ``details["workspace"]``, where the tasks are measured, how
-    much of the convolutions' workspace channels_last would save, ``details["host"]`` what a CUDA graph would gain where
-    the host sets the pace.
+    share and transfers beside the computation. ``optimal`` is never slower than another policy that fits and is of the
+    class, except those in ``prediction.not_compared``, for which there was no time; it is weighed against ``plain`` and
+    ``blocks``, PyTorch's own operators, for a host that takes 1.5 times as long as measured. ``contract`` says what the
+    plan was made for, ``details["workspace"]``, where the tasks are measured, how much of the convolutions' workspace
+    channels_last would save, ``details["host"]`` what a CUDA graph would gain where the host sets the pace.
 
     Raises :class:`gistkit.BudgetError` where nothing allowed fits, with ``least_bytes`` by class;
     :class:`gistkit.CaptureError` where the step cannot be captured or, under a budget, its bytes cannot be known

@@ -174,7 +174,7 @@ class Blocks(nn.Module):
 
     def forward(self, x):
         x = self.patches(x).flatten(2).transpose(1, 2)
-        mask = torch.full((64, 64), -1e4).triu(1) if self.masked else None
+        mask = torch.full((64, 64), -1e4, device=x.device).triu(1) if self.masked else None
         for block in self.blocks:
             x = self.run(block, x, mask)
         return self.head(x.mean(1))
