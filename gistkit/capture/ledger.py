@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -181,20 +181,31 @@ class OpenCall:
 
 @dataclass
 class Notes:
-    """One forward as it was seen. ``modules``: what modules were given, with numbers of calls as they came. ``loose``
-    are packs made outside of any call, ``by_node`` the value behind each (sequence number, output number). ``holds``
-    (the call that saved, the sequence number of the node that holds, what) and ``index`` (final number by provisional
-    one) are there once the graph is assembled."""
+    """One forward as it was seen. ``modules``: what modules were given, with numbers of calls as they came, and the
+    first sequence number of their nodes and that behind. ``loose`` are packs made outside of any call, ``by_node``
+    the value behind each (sequence number, output number). ``holds`` (the call that saved, the sequence number of the
+    node that holds, what) and ``index`` (final number by provisional one) are there once the graph is assembled."""
 
     source: str
     ledger: Ledger = field(default_factory=Ledger)
     calls: list[OpenCall] = field(default_factory=list)
-    modules: list[ModuleCall] = field(default_factory=list)
+    modules: list[tuple[ModuleCall, tuple[int, int]]] = field(default_factory=list)
     loose: list[weakref.ref[Packed]] = field(default_factory=list)
     by_node: dict[tuple[int, int], int] = field(default_factory=dict)
     first_node: int = 0
     holds: list[tuple[int, int, Save]] = field(default_factory=list)
     index: dict[int | tuple[str, int], int] = field(default_factory=dict)
+
+    def modules_by_index(self) -> tuple[ModuleCall, ...]:
+        """The modules' calls by their final numbers, hidden ones among them."""
+        found = []
+        hidden = [(number[1], i) for number, i in self.index.items() if isinstance(number, tuple)]
+        for module, (first, end) in self.modules:
+            own = [i for node, i in hidden if first <= node < end]
+            own += [self.index[n] for n in (module.begin, module.end - 1) if module.end > module.begin]
+            if own:
+                found.append(replace(module, begin=min(own), end=max(own) + 1))
+        return tuple(found)
 
     def packs(self) -> list[Packed]:
         """All saved tensors whose nodes live, those of calls first."""

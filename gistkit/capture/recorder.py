@@ -57,7 +57,7 @@ class Recorder(TorchFunctionMode):
         self._busy = False
         self._covered = 0
         self._stack: list[str] = []
-        self._entered: list[tuple[ModuleCall, tuple] | None] = []
+        self._entered: list[tuple[ModuleCall, tuple, int] | None] = []
         self._pack_hook: Callable = self._pack
         self._model: torch.nn.Module | None = model
         self._names = {id(module): name for name, module in model.named_modules()}
@@ -91,14 +91,15 @@ class Recorder(TorchFunctionMode):
         def given(module, args, kwargs):
             if threading.get_ident() == thread and self._stack and self._stack[-1] == self._names[id(module)]:
                 call = self._given(self._stack[-1], (args, *kwargs.values()))
-                self._entered[-1] = None if call is None else (call, _python_draws())
+                self._entered[-1] = None if call is None else (call, _python_draws(), _autograd._get_sequence_nr())
 
         def leave(module, args, output):
             if threading.get_ident() == thread and id(module) in self._names and self._stack:
                 self._stack.pop()
                 entered = self._entered.pop()
                 if entered is not None and entered[1] == _python_draws():
-                    self.notes.modules.append(replace(entered[0], end=len(self.notes.calls)))
+                    nodes = entered[2], _autograd._get_sequence_nr()
+                    self.notes.modules.append((replace(entered[0], end=len(self.notes.calls)), nodes))
 
         hooks = torch.nn.modules.module
         self._handles = [
@@ -248,10 +249,7 @@ class Recorder(TorchFunctionMode):
             StateTensor(name, dtype_name(t.dtype), tuple(t.shape), t.requires_grad)
             for name, t in (*model.named_parameters(), *model.named_buffers())
         )
-        graph, index = assemble(notes, out), notes.index
-        modules = tuple(
-            replace(m, begin=index[m.begin], end=index[m.end - 1] + 1) for m in notes.modules if m.end > m.begin
-        )
+        graph, modules = assemble(notes, out), notes.modules_by_index()
         return replace(graph, state=state, training=model.training, modules=modules)
 
 

@@ -1,6 +1,7 @@
 """Which modules may run anew whole, how many of them do, and when `optimal` has them do so."""
 
 import random
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,30 @@ class Unseen(Blocks):
         return block(x)
 
 
+def _gate(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+class Gated(Block):
+    def forward(self, x):
+        return self.gate(super().forward(x))
+
+
+class Scripted(Blocks):
+    """Each block ends with TorchScript, whose first calls save other tensors than later ones."""
+
+    kind = Gated
+
+    def __init__(self):
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            Gated.gate = staticmethod(torch.jit.script(_gate))
+
+    def run(self, block, x, mask):
+        return block(x)
+
+
 class Tossed(Block):
     def forward(self, x):
         return super().forward(x) if random.random() < 2 else x
@@ -132,7 +157,7 @@ class Random(Blocks):
         return block(x)
 
 
-@pytest.mark.parametrize("kind", [Lists, Twice, InPlace, Later, SavedTwice, Unseen, Random])
+@pytest.mark.parametrize("kind", [Lists, Twice, InPlace, Later, SavedTwice, Unseen, Random, Scripted])
 def test_what_may_not_run_anew(kind):
     """None of the blocks; parts of one that are given all they read may."""
     found = blocks(kind()).modules
