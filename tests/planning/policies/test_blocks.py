@@ -143,6 +143,22 @@ class Scripted(Blocks):
         return block(x)
 
 
+class Keeping(Block):
+    def forward(self, x):
+        y = super().forward(x)
+        self.seen = y.mean()
+        return y
+
+
+class PutAway(Blocks):
+    """Each block puts a tensor away, as a loss beside the model's."""
+
+    kind = Keeping
+
+    def run(self, block, x, mask):
+        return block(x)
+
+
 class Tossed(Block):
     def forward(self, x):
         return super().forward(x) if random.random() < 2 else x
@@ -157,7 +173,7 @@ class Random(Blocks):
         return block(x)
 
 
-@pytest.mark.parametrize("kind", [Lists, Twice, InPlace, Later, SavedTwice, Unseen, Random, Scripted])
+@pytest.mark.parametrize("kind", [Lists, Twice, InPlace, Later, SavedTwice, Unseen, PutAway, Random, Scripted])
 def test_what_may_not_run_anew(kind):
     """None of the blocks; parts of one that are given all they read may."""
     found = blocks(kind()).modules
