@@ -1,6 +1,6 @@
 """`blocks`: whole modules run anew in backward, as by ``torch.utils.checkpoint``; all else is PyTorch's own step.
 
-What other plans run anew is written down call by call, which takes the host 20 to 30 us each. A module as a whole takes
+What other plans run anew is written down call by call, which takes the host 20 to 40 us each. A module as a whole takes
 it a number for each saved tensor, so in a step that the host bounds, as a transformer's in bf16, a few blocks anew take
 less time than any other move. A module qualifies where nothing but what it is given decides what it makes, and nothing
 that it does lasts: one call, on tensors and plain values; no buffer or other tensor from outside written, as by a batch
