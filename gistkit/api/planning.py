@@ -149,7 +149,7 @@ def plan(
         if not remedy:
             raise
         raise BudgetError(error.budget_bytes, error.least_bytes, f"{error.remedy}; {remedy}") from None
-    waits = host_remedy(graph, costs, made) or cache_remedy(model, made)
+    waits = host_remedy(graph, costs, made) or cache_remedy(model, graph, made)
     details |= {"host": waits} if waits else {}
     made, inputs = replace(made, details={**made.details, **details}), inputs_of(*given)
     contract = replace(made.contract, inputs=inputs, autocast=autocast_in_force())
@@ -224,10 +224,12 @@ def host_remedy(graph: SavedGraph, costs: CostTable, made: Plan) -> str:
     )
 
 
-def cache_remedy(model: torch.nn.Module, made: Plan) -> str:
+def cache_remedy(model: torch.nn.Module, graph: SavedGraph, made: Plan) -> str:
     """What keeps the parts of a model of transformers from running anew as a whole, where some calls do; else ''."""
     caches = any(getattr(getattr(part, "config", None), "use_cache", False) is True for part in model.modules())
-    if made.modules or not caches or all(d.codec != "recompute" for d in made.decisions):
+    plainly = {m.name for m in graph.modules}  # that were given no more than tensors and plain values
+    filled = caches and any(c.module not in plainly for c in graph.calls if c.module)
+    if made.modules or not filled or all(d.codec != "recompute" for d in made.decisions):
         return ""
     return (
         "the model's blocks fill a cache of keys and values, so none can run anew as a whole, which takes the host "

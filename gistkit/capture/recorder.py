@@ -147,6 +147,8 @@ class Recorder(TorchFunctionMode):
                 self._covered += 1
         elif strange := calls.opaque(args, kwargs):
             call.options = {"opaque": strange}
+        elif any(isinstance(v, torch.Generator) for v in (*args, *kwargs.values())):
+            call.options = {"generator": True}
         for t in calls.operands(bound) if bound is not None else tensors_in((args, kwargs)):
             self._read(call, t)
         return call

@@ -71,7 +71,8 @@ class Call:
     its decision by it. ``inplace`` is True where the call overwrote its first operand. ``module`` is the qualified name
     of the module whose forward made the call ('' at the root). ``operands`` and ``results`` are value ids, a covered
     call's operands in the order of its named arguments. ``options`` are a covered call's arguments that are no tensors;
-    of another call ``opaque``, the type of an argument that cannot be kept to run it once more, where it has one.
+    of another call ``opaque``, the type of an argument that cannot be kept to run it once more, where it has one, or
+    ``generator``, where it draws from one of its own.
     ``hidden``: no torch function call, but known by its backward node or by what it saved (a custom autograd Function).
     """
 

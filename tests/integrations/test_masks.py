@@ -58,5 +58,7 @@ def test_a_plan_says_that_a_cache_keeps_blocks_from_running_anew():
     model, batch = llama()
     plan = gistkit.plan(model, batch, loss_fn=lambda out: out.loss, budget="60%")
     assert plan.details["host"].endswith("set model.config.use_cache = False and plan again")
+    without = {**batch, "use_cache": False}
+    assert "host" not in gistkit.plan(model, without, loss_fn=lambda out: out.loss, budget="60%").details
     model.config.use_cache = False
     assert "host" not in gistkit.plan(model, batch, loss_fn=lambda out: out.loss, budget="60%").details

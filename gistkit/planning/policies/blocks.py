@@ -4,8 +4,8 @@ What other plans run anew is written down call by call, which takes the host 20 
 it a number for each saved tensor, so in a step that the host bounds, as a transformer's in bf16, a few blocks anew take
 less time than any other move. A module qualifies where nothing but what it is given decides what it makes, and nothing
 that it does lasts: one call, on tensors and plain values; no buffer or other tensor from outside written, as by a batch
-norm; nothing put away or returned by the model; no calls that a capture does not see, as of TorchScript, which saves
-other tensors in its first calls than later.
+norm; nothing put away or returned by the model; no generator of its own; no calls that a capture does not see, as of
+TorchScript, which saves other tensors in its first calls than in later ones.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class _About:
         # saved by others too, what is made anew would be there twice
         twice = any(self._saved[s] >= module.end for s in inside & saved)
         wanted = sorted(saved & inside & self._there)
-        strange = any(c.hidden or c.index in self._drawing for c in calls)
+        strange = any(c.hidden or c.index in self._drawing or "generator" in (c.options or {}) for c in calls)
         strange = strange or any(storages[s].escapes for s in inside)
         if lasting or twice or strange or not wanted or not given <= set(module.given):
             return None

@@ -106,6 +106,13 @@ def as_captured(program: Program) -> Observed:
     """What a forward keeps that PyTorch carried out, by its capture."""
     why = {} if program.runs_plain else {s: reason for s, _, reason in program.dense_storages}
     anew = {d.storage: d for d in program.plan.decisions} if program.plan.modules else {}
-    kept = [(s.id, "dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH) for s in program.graph.kept()]
-    kept = [(s, d.codec, n, 0, d.reason) if (d := anew.get(s)) else (s, codec, n, m, r) for s, codec, n, m, r in kept]
+    kept = []
+    for s in program.graph.kept():
+        d = anew.get(s.id)
+        about = (
+            ("dense", s.nbytes, s.nbytes, why.get(s.id) or BY_PYTORCH)
+            if d is None
+            else (d.codec, s.nbytes, 0, d.reason)
+        )
+        kept.append((s.id, *about))
     return Observed(program, kept)
