@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from gistkit.errors import PlanError
 from gistkit.ir import (
+    LIBRARY,
     OPERATORS,
     RERUN,
     STAY,
@@ -175,7 +176,7 @@ class _DecidedBlock:
         start = self.context.restart.get(self.block.id, min(self.needs, default=self.block.holder))
         last = _held_until(self.block, self.needs, self.context)
         self._add(start, last, self.block.nbytes, "decoded")
-        if not self.context.plain:
+        if self.graph.source != LIBRARY:
             self._verified(self.block.saved)
 
     def _coded(self) -> None:

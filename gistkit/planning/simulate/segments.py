@@ -59,9 +59,9 @@ class Segment:
 
     def effects(self, task_s: Sequence[float], host_factor: float, whole: bool = False) -> Effects:
         """What the rerun adds to task ``start``, where the forward's tasks take ``task_s``; each of them takes the host
-        ``host_factor`` tasks. ``whole``: a module runs anew, and what comes back is not compared."""
-        compared_bytes, start = 0 if whole else self.compared_bytes, self.start
-        found = (self.passing_bytes, "transient"), (compared_bytes, "scratch")
+        ``host_factor`` tasks. ``whole``: a module runs anew."""
+        start = self.start
+        found = (self.passing_bytes, "transient"), (self.compared_bytes, "scratch")
         intervals = tuple(Interval(start, start, nbytes, -1, what) for nbytes, what in found)
         extra_s = ((start, sum(task_s[t] for t in self.tasks)),)
         issued = MODULE_FACTOR * len(self.tasks) + MODULE_TASKS if whole else host_factor * len(self.tasks)
