@@ -100,7 +100,7 @@ class _Done(BaseException):
 
 class _Check:
     """Whether a call's rerun saves the forward's own bits, by a digest of each storage that the call makes and saves.
-    ``exact`` is called where all that was wanted did."""
+    ``exact`` is called where all of it did."""
 
     def __init__(self, reads: Iterable[torch.Tensor], exact: Callable[[], object]) -> None:
         self.exact = exact
@@ -181,10 +181,10 @@ class _Call:
             place += 1
             if kinds[place] != (x.shape, x.dtype):
                 raise ReplayError(f"module {self._name} saved another tensor when it ran anew")
+            if check is not None and check.differs(place, x):
+                raise ReplayError(f"module {self._name} did not save the same bits when it ran anew")
             if numbers[place]() is not None:
                 values[place] = x.detach()
-                if check is not None and check.differs(place, x):
-                    raise ReplayError(f"module {self._name} did not save the same bits when it ran anew")
             if place == last:
                 raise _Done
 

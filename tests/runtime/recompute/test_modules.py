@@ -169,6 +169,18 @@ def test_a_module_that_goes_another_way_is_refused(then, message):
         out.sum().backward()
 
 
+def test_bits_of_what_was_saved_for_nobody_first_are_compared():
+    def two(y):
+        y.sin()  # saves y, too, and is gone
+        return y.cos()
+
+    model = nn.Sequential(Turning(lambda x: two(x.sin()), lambda x: two(x.sin().mul(1 + 2**-23))))
+    with run_anew(model, ["0"], {}):
+        out = model(torch.ones(4, requires_grad=True))
+    with pytest.raises(ReplayError, match="did not save the same bits"):
+        out.sum().backward()
+
+
 class Saving(nn.Module):
     """It saves what it is given, its weight, a product twice, and a random state that nobody writes."""
 
